@@ -1,0 +1,40 @@
+# gorun: `make demo` runs the main job, `make test` runs all tests; both set up what they need.
+SHELL := /bin/sh
+export CGO_ENABLED := 0
+GO ?= go
+BIN := bin
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS := -s -w -X main.version=$(VERSION)
+FUZZTIME ?= 10s
+DEMO_RANKS ?= 4
+
+.PHONY: help build demo test race lint bench fuzz clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+build: ## build bin/gorun and the examples into bin/
+	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... ./examples/...
+
+demo: build ## train a small network on 4 ranks of this machine
+	@$(BIN)/train -write $(BIN)/demo.csv
+	$(BIN)/gorun -np $(DEMO_RANKS) $(BIN)/train -data $(BIN)/demo.csv
+
+test: ## run all tests; as root installs what they need first
+	@.ci/needs
+	@.ci/test ./...
+
+race: ## run all tests under the race detector (needs gcc)
+	@CGO_ENABLED=1 .ci/test -race ./...
+
+lint: ## gofmt, vet and staticcheck, for amd64 and arm64
+	@.ci/lint
+
+bench: ## run the benchmarks
+	@$(GO) test -run '^$$' -bench . -benchmem ./...
+
+fuzz: ## run every fuzz test for FUZZTIME each (10s)
+	@.ci/fuzz $(FUZZTIME)
+
+clean: ## remove what the targets made
+	@rm -rf $(BIN) dist
