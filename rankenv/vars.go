@@ -1,0 +1,82 @@
+package rankenv
+
+// Var documents one environment variable.
+type Var struct {
+	Name string
+	By   SetBy
+	Doc  string
+}
+
+// SetBy says who sets a variable.
+type SetBy uint8
+
+const (
+	ByGorun SetBy = iota // gorun sets it for each rank
+	ByUser               // a setting of the user
+)
+
+// Vars is every variable that gorun gives to a rank and every setting that a rank reads from its
+// environment through this package and package bootstrap.
+var Vars = []Var{
+	{"GORUN_JOB_ID", ByGorun, "id of the job, unique per launch"},
+	{"GORUN_RANK", ByGorun, "rank of this process, from 0"},
+	{"GORUN_SIZE", ByGorun, "number of ranks in the job"},
+	{"GORUN_LOCAL_RANK", ByGorun, "rank among the ranks of this host, from 0"},
+	{"GORUN_LOCAL_SIZE", ByGorun, "number of ranks on this host"},
+	{"GORUN_NODE", ByGorun, "index of this host among the job's hosts"},
+	{"GORUN_NODES", ByGorun, "number of hosts in the job"},
+	{"GORUN_RESTART", ByGorun, "how often the job was restarted"},
+	{"GORUN_CONTROL", ByGorun, "abstract unix socket of the host's bootstrap node, without the leading NUL"},
+
+	{"RANK", ByGorun, "PyTorch: as GORUN_RANK"},
+	{"WORLD_SIZE", ByGorun, "PyTorch: as GORUN_SIZE"},
+	{"LOCAL_RANK", ByGorun, "PyTorch, DeepSpeed: as GORUN_LOCAL_RANK"},
+	{"LOCAL_WORLD_SIZE", ByGorun, "PyTorch: as GORUN_LOCAL_SIZE"},
+	{"GROUP_RANK", ByGorun, "PyTorch: as GORUN_NODE"},
+	{"GROUP_WORLD_SIZE", ByGorun, "PyTorch: as GORUN_NODES"},
+	{"ROLE_RANK", ByGorun, "PyTorch: as GORUN_RANK"},
+	{"ROLE_WORLD_SIZE", ByGorun, "PyTorch: as GORUN_SIZE"},
+	{"ROLE_NAME", ByGorun, "PyTorch: always \"default\""},
+	{"MASTER_ADDR", ByGorun, "PyTorch: address of rank 0's host, for its meeting point"},
+	{"MASTER_PORT", ByGorun, "PyTorch: port of the meeting point"},
+	{"LOCAL_SIZE", ByGorun, "DeepSpeed: as GORUN_LOCAL_SIZE"},
+	{"CROSS_RANK", ByGorun, "DeepSpeed: as GORUN_NODE"},
+	{"CROSS_SIZE", ByGorun, "DeepSpeed: as GORUN_NODES"},
+	{"JAX_NUM_PROCESSES", ByGorun, "JAX: as GORUN_SIZE"},
+	{"JAX_PROCESS_ID", ByGorun, "JAX: as GORUN_RANK"},
+	{"JAX_COORDINATOR_ADDRESS", ByGorun, "JAX: MASTER_ADDR:MASTER_PORT"},
+
+	{"GORUN_DEVICE", ByUser, "device of the rank: host, an index or a UUID; gorun sets it where it places ranks on devices"},
+}
+
+// Pattern names variables of one launcher: exactly Name, or all that begin with it if it ends in "*".
+type Pattern struct {
+	Name     string
+	Launcher string
+}
+
+// Foreign is what Scrub removes: variables by which a program would take itself for a rank of another
+// launcher's job. What describes an allocation (SLURM_JOB_ID, SLURM_JOB_NODELIST) or a user's setting
+// (OMP_NUM_THREADS, NCCL_*, I_MPI_*) stays.
+var Foreign = []Pattern{
+	{"PMI_*", "hydra"}, {"PMI2_*", "hydra"}, {"HYDI_*", "hydra"}, {"HYDRA_*", "hydra"}, {"MPI_LOCAL*", "hydra"},
+	{"MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "hydra"}, {"GFORTRAN_UNBUFFERED_PRECONNECTED", "hydra"},
+	{"PMIX_*", "openmpi"}, {"OMPI_*", "openmpi"}, {"PRTE_*", "openmpi"}, {"PRRTE_*", "openmpi"}, {"ORTE_*", "openmpi"},
+	{"MV2_*", "mvapich"}, {"MPISPAWN_*", "mvapich"},
+	{"SLURM_STEP*", "slurm"}, {"SLURM_PROCID", "slurm"}, {"SLURM_LOCALID", "slurm"}, {"SLURM_NODEID", "slurm"},
+	{"SLURM_NTASKS", "slurm"}, {"SLURM_NPROCS", "slurm"}, {"SLURM_GTIDS", "slurm"}, {"SLURM_TASK_PID", "slurm"},
+	{"SLURM_SRUN_COMM_*", "slurm"}, {"SLURM_LAUNCH_NODE_IPADDR", "slurm"}, {"SLURM_PMI*", "slurm"},
+	{"SLURM_MPI_TYPE", "slurm"}, {"SLURM_DISTRIBUTION", "slurm"}, {"SLURMD_NODENAME", "slurm"},
+	{"FLUX_*", "flux"},
+	{"HOROVOD_RANK", "horovod"}, {"HOROVOD_SIZE", "horovod"}, {"HOROVOD_LOCAL_*", "horovod"},
+	{"HOROVOD_CROSS_*", "horovod"}, {"HOROVOD_GLOO_*", "horovod"}, {"HOROVOD_CONTROLLER", "horovod"},
+	{"TORCHELASTIC_*", "torchrun"},
+	{"RANK", "torchrun"}, {"WORLD_SIZE", "torchrun"}, {"LOCAL_RANK", "torchrun"}, {"LOCAL_WORLD_SIZE", "torchrun"},
+	{"GROUP_RANK", "torchrun"}, {"GROUP_WORLD_SIZE", "torchrun"}, {"ROLE_RANK", "torchrun"},
+	{"ROLE_WORLD_SIZE", "torchrun"}, {"ROLE_NAME", "torchrun"}, {"MASTER_ADDR", "torchrun"}, {"MASTER_PORT", "torchrun"},
+	{"LOCAL_SIZE", "deepspeed"}, {"CROSS_RANK", "deepspeed"}, {"CROSS_SIZE", "deepspeed"},
+	{"JAX_NUM_PROCESSES", "jax"}, {"JAX_PROCESS_ID", "jax"}, {"JAX_COORDINATOR_ADDRESS", "jax"},
+	{"GORUN_JOB_ID", "gorun"}, {"GORUN_RANK", "gorun"}, {"GORUN_SIZE", "gorun"}, {"GORUN_LOCAL_RANK", "gorun"},
+	{"GORUN_LOCAL_SIZE", "gorun"}, {"GORUN_NODE", "gorun"}, {"GORUN_NODES", "gorun"}, {"GORUN_RESTART", "gorun"},
+	{"GORUN_CONTROL", "gorun"},
+}
