@@ -1,0 +1,29 @@
+// Package dltest builds small C libraries for tests, so that calls into C are checked by a C compiler's view of the ABI.
+package dltest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// Build compiles a C source file to a shared library called soname in a new folder and returns its path. args go to
+// gcc (-DNAME=VALUE). Without gcc the test is skipped, and fails where GORUN_CI=1 says that gcc must be there.
+func Build(t testing.TB, source, soname string, args ...string) string {
+	t.Helper()
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		if os.Getenv("GORUN_CI") == "1" {
+			t.Fatal("gcc is missing, and GORUN_CI=1 demands it")
+		}
+		t.Skip("gcc is missing: it builds the C library that this test calls")
+	}
+	out := filepath.Join(t.TempDir(), soname)
+	cmd := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
+		"-Wl,-soname," + soname, "-o", out}, args...)
+	if b, err := exec.Command(gcc, append(cmd, source)...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc %s: %v\n%s", source, err, b)
+	}
+	return out
+}

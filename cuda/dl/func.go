@@ -1,0 +1,85 @@
+package dl
+
+import (
+	"sync"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// Func is the address of a C function; 0 when the library does not have it.
+type Func uintptr
+
+// Call calls the function with integer and pointer arguments and returns its integer or pointer result; of an int
+// result only the low 32 bits count. It costs about 0.15 µs and 8 bytes an argument. Calling a zero Func panics.
+//
+// A pointer to a Go variable goes in as uintptr(unsafe.Pointer(&x)), written in the argument list of this call and
+// nowhere else; the variable then lives on the heap until the call returns.
+//
+//go:uintptrescapes
+func (f Func) Call(args ...uintptr) uintptr {
+	r, _, _ := purego.SyscallN(uintptr(f), args...)
+	return r
+}
+
+// argPool keeps argument blocks: purego lets them escape, so a fresh one a call would be garbage.
+var argPool = sync.Pool{New: func() any { return new([12]uintptr) }}
+
+// Call3, Call6, Call9 and Call12 are Call without allocation, for hot paths. A function with fewer arguments takes
+// zeros for the rest, which C does not see.
+//
+//go:uintptrescapes
+func (f Func) Call3(a1, a2, a3 uintptr) uintptr {
+	b := argPool.Get().(*[12]uintptr)
+	*b = [12]uintptr{a1, a2, a3}
+	r, _, _ := purego.SyscallN(uintptr(f), b[:3]...)
+	argPool.Put(b)
+	return r
+}
+
+//go:uintptrescapes
+func (f Func) Call6(a1, a2, a3, a4, a5, a6 uintptr) uintptr {
+	b := argPool.Get().(*[12]uintptr)
+	*b = [12]uintptr{a1, a2, a3, a4, a5, a6}
+	r, _, _ := purego.SyscallN(uintptr(f), b[:6]...)
+	argPool.Put(b)
+	return r
+}
+
+//go:uintptrescapes
+func (f Func) Call9(a1, a2, a3, a4, a5, a6, a7, a8, a9 uintptr) uintptr {
+	b := argPool.Get().(*[12]uintptr)
+	*b = [12]uintptr{a1, a2, a3, a4, a5, a6, a7, a8, a9}
+	r, _, _ := purego.SyscallN(uintptr(f), b[:9]...)
+	argPool.Put(b)
+	return r
+}
+
+//go:uintptrescapes
+func (f Func) Call12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12 uintptr) uintptr {
+	b := argPool.Get().(*[12]uintptr)
+	*b = [12]uintptr{a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12}
+	r, _, _ := purego.SyscallN(uintptr(f), b[:12]...)
+	argPool.Put(b)
+	return r
+}
+
+// Bind makes fn, a pointer to a Go function variable, call the C function through reflection: for struct arguments
+// and results by value, on cold paths only (0.6 µs and more, several allocations).
+func (f Func) Bind(fn any) { purego.RegisterFunc(fn, uintptr(f)) }
+
+// GoString copies the NUL-terminated C string at addr; "" at 0.
+func GoString(addr uintptr) string {
+	if addr == 0 {
+		return ""
+	}
+	p := *(*unsafe.Pointer)(unsafe.Pointer(&addr)) // addr is C's memory, which the collector does not move
+	n := 0
+	for *(*byte)(unsafe.Add(p, n)) != 0 {
+		n++
+	}
+	return string(unsafe.Slice((*byte)(p), n))
+}
+
+// CString is s with a NUL at its end. Pass uintptr(unsafe.Pointer(&b[0])).
+func CString(s string) []byte { return append([]byte(s), 0) }

@@ -1,0 +1,230 @@
+package dl
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/ebitengine/purego"
+)
+
+// Spec says what a library is and where it may be.
+type Spec struct {
+	Name    string   // for people: "NCCL"
+	Env     string   // variable that names the file or its folder: if it is set, nothing else is tried
+	Sonames []string // what the system's loader is asked for, best first: "libnccl.so.2"
+	Dirs    []string // folders that the loader may not know
+	HomeEnv []string // variables that name the folder of a toolkit: CUDA_HOME
+	Homes   []string // where a toolkit is when no variable says it
+	HomeLib []string // folders of a toolkit that hold libraries: "lib64"
+	Wheels  []string // folders below site-packages of the active Python: "nvidia/nccl/lib"
+	Last    []string // names tried when all else failed (links of development packages)
+
+	// Symbol is a function that only this library has. Its address tells which file was opened.
+	Symbol string
+	// Foreign are functions of other libraries that bear the same file name, with what those libraries are.
+	Foreign map[string]string
+	// Sole is the start of the file's base name ("libnccl.so") if two different files of it in one process break
+	// each other: then a second one is refused.
+	Sole string
+}
+
+// Candidate is one place where a library may be.
+type Candidate struct {
+	Path string // absolute, or a bare name for the system's loader
+	From string // "GORUN_NCCL_LIB", "system", "CUDA_HOME"
+}
+
+// Attempt is a candidate that could not be used.
+type Attempt struct {
+	Candidate
+	Err error
+}
+
+// LoadError is a library that could not be opened, with every place that was tried.
+type LoadError struct {
+	Name     string
+	Tried    []Attempt
+	Override string // the variable that can name the file
+}
+
+func (e *LoadError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "load %s: no usable library", e.Name)
+	for _, t := range e.Tried {
+		fmt.Fprintf(&b, "\n\t%s (%s): %v", t.Path, t.From, t.Err)
+	}
+	if e.Override != "" && os.Getenv(e.Override) == "" {
+		fmt.Fprintf(&b, "\n\tset %s to the file if it is elsewhere", e.Override)
+	}
+	return b.String()
+}
+
+// Unwrap gives the causes, so that errors.Is and As see them.
+func (e *LoadError) Unwrap() []error {
+	var errs []error
+	for _, t := range e.Tried {
+		errs = append(errs, t.Err)
+	}
+	return errs
+}
+
+// ErrSecondCopy is a library of which the process already has another file.
+var ErrSecondCopy = errors.New("a different copy is already in this process")
+
+// MissingError is a library that lacks functions that gorun cannot do without.
+type MissingError struct {
+	Name, Path string
+	Symbols    []string
+}
+
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("load %s: %s lacks %s", e.Name, e.Path, strings.Join(e.Symbols, ", "))
+}
+
+// Library is an open library. It stays open for the life of the process, except in tests.
+type Library struct {
+	name   string
+	handle uintptr
+	path   string
+	from   Candidate
+	tried  []Attempt
+}
+
+// Open opens the first usable candidate.
+func Open(s Spec) (*Library, error) {
+	le := &LoadError{Name: s.Name, Override: s.Env}
+	for _, c := range s.Candidates() {
+		l, err := open(s, c)
+		if err == nil {
+			l.tried = le.Tried
+			return l, nil
+		}
+		le.Tried = append(le.Tried, Attempt{c, err})
+	}
+	return nil, le
+}
+
+// Name is the Spec's.
+func (l *Library) Name() string { return l.name }
+
+// Path is the real path of the file that was opened.
+func (l *Library) Path() string { return l.path }
+
+// From is the candidate that worked.
+func (l *Library) From() Candidate { return l.from }
+
+// Tried are the candidates before it, that did not.
+func (l *Library) Tried() []Attempt { return l.tried }
+
+func (l *Library) String() string { return fmt.Sprintf("%s (%s, by %s)", l.name, l.path, l.from.From) }
+
+func open(s Spec, c Candidate) (*Library, error) {
+	if filepath.IsAbs(c.Path) {
+		if _, err := os.Stat(c.Path); err != nil {
+			return nil, errors.Unwrap(err) // the path stands before it already
+		}
+		if s.Sole != "" {
+			if other, err := otherCopy(s.Sole, c.Path); err != nil {
+				return nil, err
+			} else if other != "" {
+				return nil, fmt.Errorf("%w: %s", ErrSecondCopy, other)
+			}
+		}
+	}
+	handle, err := dlopen(c.Path)
+	if err != nil {
+		return nil, err
+	}
+	l := &Library{name: s.Name, handle: handle, from: c}
+	if err := l.verify(s); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// verify checks that the library is the one that is meant, and finds its file.
+func (l *Library) verify(s Spec) error {
+	for sym, what := range s.Foreign {
+		if l.Lookup(sym) != 0 {
+			return fmt.Errorf("it is %s (it has %s)", what, sym)
+		}
+	}
+	addr := l.Lookup(s.Symbol)
+	if addr == 0 {
+		return fmt.Errorf("it is not %s (it lacks %s)", s.Name, s.Symbol)
+	}
+	path, err := fileAt(uintptr(addr))
+	if err != nil {
+		return err
+	}
+	l.path = path
+	if s.Sole == "" {
+		return nil
+	}
+	other, err := otherCopy(s.Sole, path)
+	if err == nil && other != "" {
+		err = fmt.Errorf("%w: %s", ErrSecondCopy, other)
+	}
+	return err
+}
+
+// Lookup is the address of a symbol, 0 if the library does not have it.
+func (l *Library) Lookup(symbol string) Func {
+	runtime.LockOSThread() // dlerror, which purego reads after a miss, is the thread's
+	defer runtime.UnlockOSThread()
+	a, err := purego.Dlsym(l.handle, symbol)
+	if err != nil {
+		return 0
+	}
+	return Func(a)
+}
+
+// Symbol is a function to bind.
+type Symbol struct {
+	Addr     *Func
+	Names    []string // alternatives; the first that is there is taken
+	Shape    *int     // if not nil: the index of the alternative that was taken, -1 for none
+	Required bool
+}
+
+// Bind looks all symbols up. Absent optional ones leave 0; absent required ones are one *MissingError.
+func (l *Library) Bind(symbols []Symbol) error {
+	var missing []string
+	for _, s := range symbols {
+		*s.Addr = 0
+		if s.Shape != nil {
+			*s.Shape = -1
+		}
+		for i, n := range s.Names {
+			if a := l.Lookup(n); a != 0 {
+				*s.Addr = a
+				if s.Shape != nil {
+					*s.Shape = i
+				}
+				break
+			}
+		}
+		if *s.Addr == 0 && s.Required {
+			missing = append(missing, strings.Join(s.Names, " or "))
+		}
+	}
+	if missing != nil {
+		return &MissingError{Name: l.name, Path: l.path, Symbols: missing}
+	}
+	return nil
+}
+
+// Close unloads the library. Only for libraries that were never used and for tests: a used one has threads of its own.
+func (l *Library) Close() { purego.Dlclose(l.handle) }
+
+// dlopen opens with RTLD_LOCAL: NCCL and RCCL have the same symbol names, and two copies must not see each other.
+func dlopen(path string) (uintptr, error) {
+	runtime.LockOSThread() // dlerror is the thread's
+	defer runtime.UnlockOSThread()
+	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
+}
