@@ -1,0 +1,141 @@
+// Package store is the shared state of a job: keys, groups that meet, unique ids, and which ranks
+// have joined and ended. It is one implementation for the host's node, for ranks of one process and
+// for rank 0 under other launchers. It does no input or output and starts no goroutine; replies are
+// given through callbacks, which must not block.
+package store
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// MaxValue bounds a value, in bytes.
+const MaxValue = 64 << 10
+
+// MaxName bounds the name of a key, a group, an id, and what a rank says it is in.
+const MaxName = 1024
+
+// Kind says what a Request asks for.
+type Kind uint8
+
+const (
+	Put Kind = iota + 1
+	Get
+	Gather     // give a value to a group's generation, get all values
+	PublishID  // put an id
+	WaitID     // get an id
+	CloseGroup // the rank gives up its handle of a group; no reply
+)
+
+// Request is what a rank asks of the store.
+type Request struct {
+	Kind  Kind
+	Name  string // of the key, the id or the group
+	Value []byte
+
+	// Of a group:
+	Opening uint32 // how often this rank had opened a group of this name before
+	Ranks   []int  // the group's job ranks in group order; nil: all ranks of the job
+	Gen     uint64 // generation, from 1
+	Barrier bool   // values are not asked for
+	What    string // not empty: the rank blocks in this operation (Meet)
+}
+
+// Reply answers a Request.
+type Reply struct {
+	Values [][]byte // of a Gather, in group order; the value of a Get or WaitID as the only one
+	Err    *Error
+}
+
+// ErrorKind tells the forms of an Error apart.
+type ErrorKind uint8
+
+const (
+	Ended     ErrorKind = iota + 1 // a rank that was needed has ended
+	Cancelled                      // the waiter gave up
+	Cycle                          // ranks wait for each other
+	Refused                        // wrong use, in words
+	Lost                           // the control plane itself is gone, in words
+)
+
+// Error is why a request failed, in a form that travels.
+type Error struct {
+	Kind    ErrorKind
+	End     End         // Ended
+	Missing []int       // Cancelled: job ranks that had not come
+	Waits   []CycleWait // Cycle: each waits for the next, the last for the first
+	Text    string      // Refused, Lost
+}
+
+func (e *Error) Error() string {
+	switch e.Kind {
+	case Ended:
+		return fmt.Sprintf("rank %d (%s) %s", e.End.Rank, e.End.Host, e.End.Cause)
+	case Cancelled:
+		return "cancelled"
+	case Cycle:
+		return fmt.Sprintf("ranks wait in a circle: %v", e.Waits)
+	}
+	return e.Text
+}
+
+// End is how a rank ended.
+type End struct {
+	Rank  int
+	Host  string
+	Cause string
+	Left  bool // said goodbye
+}
+
+// CycleWait is one link of a circle.
+type CycleWait struct {
+	Rank int
+	What string
+}
+
+// EventKind is what happened to a rank or a host.
+type EventKind uint8
+
+const (
+	Joined EventKind = iota + 1
+	Left
+	Died
+	HostLost
+)
+
+// Event is one entry of the job's history.
+type Event struct {
+	Kind EventKind
+	Node int
+	End  End // Rank is -1 for a host; the rest is set for Left and Died
+}
+
+func refused(format string, args ...any) *Error {
+	return &Error{Kind: Refused, Text: fmt.Sprintf(format, args...)}
+}
+
+// RankList writes ranks as people do: "ranks 2, 5-7".
+func RankList(ranks []int) string {
+	if len(ranks) == 1 {
+		return "rank " + strconv.Itoa(ranks[0])
+	}
+	var b strings.Builder
+	b.WriteString("ranks ")
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(strconv.Itoa(ranks[i]))
+		if j > i {
+			b.WriteString(map[bool]string{true: ", ", false: "-"}[j == i+1])
+			b.WriteString(strconv.Itoa(ranks[j]))
+		}
+		i = j + 1
+	}
+	return b.String()
+}

@@ -1,0 +1,263 @@
+package bootstrap
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/gorun-dev/gorun/bootstrap/internal/ledgermem"
+)
+
+// Ledger is a rank's shared account of what it has done, one memfd (heap memory in-process), made at Join
+// and handed to the host's node and to the ranks of the host. Its owner writes it, everybody reads it:
+// no call, no lock. The first page holds the rank's doorbell and state; then come 256 slots, one for each
+// live communicator (sparse: an unused slot costs no memory).
+type Ledger struct {
+	rank int
+	own  bool
+	mem  *ledgermem.Memory
+
+	mu   sync.Mutex // guards next and the taking of slots
+	next int        // slots are taken in turn, so that a closed account stays readable as long as possible
+}
+
+// Ledger returns the ledger of a rank on this host (own: writable). It waits, bounded by the join timeout (60 s), for the
+// rank to join. Mapped once and kept until Job.Close; after that it reads as empty.
+func (j *Job) Ledger(rank int) (*Ledger, error) {
+	if rank < 0 || rank >= j.size {
+		return nil, fmt.Errorf("ledger of rank %d: the job has %d ranks", rank, j.size)
+	}
+	if j.nodeOf[rank] != j.node {
+		return nil, fmt.Errorf("ledger of rank %d: it runs on host %d, this is host %d", rank, j.nodeOf[rank], j.node)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), joinTimeout)
+	defer cancel()
+	return j.ctl.ledger(ctx, rank)
+}
+
+// Bell is the address of the rank's doorbell, 8 bytes that package cuda (cuda.Bell) gives a meaning;
+// any rank of the host may ring it, and the node rings it when a rank has died.
+func (l *Ledger) Bell() unsafe.Pointer { return unsafe.Pointer(&l.mem.Page.Bell) }
+
+// Account is one communicator's part of a ledger.
+type Account struct {
+	ledger  *Ledger
+	slot    *ledgermem.Slot
+	index   int
+	opening uint64 // other than slot.Opening: somebody else has the slot now
+
+	seq      uint64        // owner: the newest record
+	released atomic.Bool   // owner
+	busy     sync.Mutex    // owner: one writer of the text
+	seen     atomic.Uint64 // reader: newest record that it has seen
+}
+
+// Record is one entry. Seq counts from 1 without gaps in an account.
+type Record struct {
+	Seq  uint64
+	Kind RecordKind
+	Desc [2]uint64 // what package nccl says about the call: equal on all members of a right program
+}
+
+type RecordKind uint8
+
+const (
+	Enqueued RecordKind = iota + 1 // an eager call
+	Capture                        // a capture on the communicator began
+	Replay                         // a graph was launched
+)
+
+// OpenAccount takes a slot of the own ledger for a communicator; id is the same on all its members.
+func (l *Ledger) OpenAccount(id uint64) (*Account, error) {
+	if !l.own {
+		return nil, fmt.Errorf("open account %#x: the ledger belongs to rank %d", id, l.rank)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := l.find(id); i >= 0 {
+		return nil, fmt.Errorf("open account %#x: it is already open", id)
+	}
+	page := l.mem.Page
+	for range ledgermem.Slots {
+		i := l.next
+		l.next = (l.next + 1) % ledgermem.Slots
+		if page.Used[i/64].Load()&(1<<(i%64)) != 0 {
+			continue
+		}
+		s := l.mem.Slot(i)
+		opening := s.Opening.Add(1) // first: readers of the last account stop believing the slot
+		s.Last.Store(0)
+		s.Done.Store(0)
+		s.ClosedAt.Store(0)
+		s.BusyLen.Store(0)
+		for r := range s.Record {
+			s.Record[r].Stamp.Store(0)
+		}
+		page.ID[i].Store(id)
+		page.Used[i/64].Or(1 << (i % 64))
+		return &Account{ledger: l, slot: s, index: i, opening: opening}, nil
+	}
+	return nil, fmt.Errorf("open account %#x: all %d accounts of rank %d are in use: close communicators", id, ledgermem.Slots, l.rank)
+}
+
+// FindAccount is a peer's account; nil until it has opened it.
+func (l *Ledger) FindAccount(id uint64) *Account {
+	i := l.find(id)
+	if i < 0 {
+		return nil
+	}
+	s := l.mem.Slot(i)
+	opening := s.Opening.Load()
+	if l.find(id) != i { // released, and perhaps taken again, in between
+		return nil
+	}
+	return &Account{ledger: l, slot: s, index: i, opening: opening}
+}
+
+func (l *Ledger) find(id uint64) int {
+	page := l.mem.Page
+	for w := range page.Used {
+		for set := page.Used[w].Load(); set != 0; set &= set - 1 {
+			if i := w*64 + bits.TrailingZeros64(set); page.ID[i].Load() == id {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
+// Append writes the next record (own account only, one goroutine at a time). At most 50 ns, no system call.
+func (a *Account) Append(k RecordKind, desc [2]uint64) (seq uint64) {
+	a.seq++
+	if a.released.Load() {
+		return a.seq
+	}
+	r := &a.slot.Record[(a.seq-1)%ledgermem.Records]
+	r.Stamp.Store(0)
+	r.Desc[0].Store(desc[0])
+	r.Desc[1].Store(desc[1])
+	r.Stamp.Store(a.seq<<8 | uint64(k))
+	a.slot.Last.Store(a.seq)
+	return a.seq
+}
+
+// current reports whether the slot still is this account's.
+func (a *Account) current() bool { return a.slot.Opening.Load() == a.opening }
+
+// Last is the sequence number of the newest record, 0 before the first. After the account's slot went to another it stays
+// at the newest that was seen here.
+func (a *Account) Last() uint64 {
+	n := a.slot.Last.Load()
+	if !a.current() {
+		return a.seen.Load()
+	}
+	a.seen.Store(n)
+	return n
+}
+
+// At reads a record; false when it is not there yet or is older than the 256 that are kept.
+func (a *Account) At(seq uint64) (Record, bool) {
+	if seq == 0 {
+		return Record{}, false
+	}
+	r := &a.slot.Record[(seq-1)%ledgermem.Records]
+	stamp := r.Stamp.Load()
+	rec := Record{Seq: seq, Kind: RecordKind(stamp), Desc: [2]uint64{r.Desc[0].Load(), r.Desc[1].Load()}}
+	if stamp>>8 != seq || r.Stamp.Load() != stamp || !a.current() {
+		return Record{}, false
+	}
+	return rec, true
+}
+
+// SetDone and Done: how many of the records have been carried out.
+func (a *Account) SetDone(seq uint64) {
+	if !a.released.Load() {
+		a.slot.Done.Store(seq)
+	}
+}
+
+// Done is 0 after the account's slot went to another.
+func (a *Account) Done() uint64 {
+	n := a.slot.Done.Load()
+	if !a.current() {
+		return 0
+	}
+	return n
+}
+
+// SetClosed declares that the owner closed the communicator after record n; Closed reads it.
+func (a *Account) SetClosed(n uint64) {
+	if !a.released.Load() {
+		a.slot.ClosedAt.Store(n + 1)
+	}
+}
+
+// Closed reads what SetClosed declared. After the account's slot went to another it is closed after the newest record that was
+// seen here.
+func (a *Account) Closed() (n uint64, closed bool) {
+	at := a.slot.ClosedAt.Load()
+	if !a.current() {
+		return a.seen.Load(), true
+	}
+	if at == 0 {
+		return 0, false
+	}
+	return at - 1, true
+}
+
+// SetBusy says in one line what the owner is in ("capture train.go:41, all-reduce #3"), "" for nothing. At most 120 bytes are kept.
+func (a *Account) SetBusy(what string) {
+	a.busy.Lock()
+	defer a.busy.Unlock()
+	if a.released.Load() {
+		return
+	}
+	what = what[:min(len(what), 8*ledgermem.BusyWords)]
+	s := a.slot
+	s.BusySeq.Add(1)
+	s.BusyLen.Store(uint64(len(what)))
+	for i := 0; i*8 < len(what); i++ {
+		var word [8]byte
+		copy(word[:], what[i*8:])
+		s.Busy[i].Store(binary.LittleEndian.Uint64(word[:]))
+	}
+	s.BusySeq.Add(1)
+}
+
+// Busy is what SetBusy said last; "" when nothing, or when it is being written all the time.
+func (a *Account) Busy() string {
+	s := a.slot
+	for range 1000 {
+		seq := s.BusySeq.Load()
+		if seq%2 != 0 {
+			continue
+		}
+		var text [8 * ledgermem.BusyWords]byte
+		n := min(int(s.BusyLen.Load()), len(text))
+		for i := 0; i*8 < n; i++ {
+			binary.LittleEndian.PutUint64(text[i*8:], s.Busy[i].Load())
+		}
+		if s.BusySeq.Load() == seq {
+			if !a.current() {
+				return ""
+			}
+			return string(text[:n])
+		}
+	}
+	return ""
+}
+
+// Release gives the slot back (own account only).
+func (a *Account) Release() {
+	if a.released.Swap(true) {
+		return
+	}
+	l := a.ledger
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mem.Page.Used[a.index/64].And(^uint64(1 << (a.index % 64)))
+}
