@@ -1,0 +1,188 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gorun-dev/gorun/launcher"
+)
+
+// exitCode is an error that was told already.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// runCommand runs a subcommand.
+func runCommand(args []string, io stdio) int {
+	root := newRootCmd(io)
+	root.SetArgs(args)
+	err := root.Execute()
+	if err == nil {
+		return launcher.ExitOK
+	}
+	if code, ok := errors.AsType[exitCode](err); ok {
+		return int(code)
+	}
+	return fail(io, err)
+}
+
+func newRootCmd(io stdio) *cobra.Command {
+	root := &cobra.Command{
+		Use:               "gorun",
+		SilenceErrors:     true,
+		SilenceUsage:      true,
+		ValidArgsFunction: completeLaunch,
+		// Help on a topic and an unknown command are cobra's; a launch never comes here.
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return usagef("unknown command %s; see gorun help", args[0])
+		},
+		Args: cobra.ArbitraryArgs,
+	}
+	root.SetOut(io.out)
+	root.SetErr(io.err)
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usagef("%v; see %s --help", err, c.CommandPath())
+	})
+	defaultHelp := root.HelpFunc()
+	root.SetHelpFunc(func(c *cobra.Command, args []string) {
+		if c == root || c.Name() == "run" {
+			fmt.Fprint(io.out, launchHelp())
+			return
+		}
+		defaultHelp(c, args)
+	})
+	root.AddCommand(newRunCmd(io), newConfigCmd(io.out), newVersionCmd(io.out))
+	for _, t := range []struct {
+		name, short string
+		text        func() string
+	}{
+		{"exit-codes", "exit codes of gorun", exitCodesHelp},
+		{"environment", "variables that gorun sets and reads", environmentHelp},
+		{"job-file", "the form of a job file", func() string { return jobFileHelp }},
+		{"signals", "what gorun does on a signal", func() string { return signalsHelp }},
+	} {
+		topic := &cobra.Command{Use: t.name, Short: t.short}
+		topic.SetHelpFunc(func(*cobra.Command, []string) { fmt.Fprint(io.out, t.text()) })
+		root.AddCommand(topic)
+	}
+	root.SetHelpCommand(newHelpCmd(root))
+	return root
+}
+
+func newHelpCmd(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND|TOPIC]",
+		Short: "help on gorun, a command or a topic",
+		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			for _, c := range root.Commands() {
+				names = append(names, c.Name()+"\t"+c.Short)
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			c, rest, err := root.Find(args)
+			if err != nil || len(rest) > 0 || c == nil {
+				e := &launcher.UsageError{Msg: "no help on " + strings.Join(args, " ")}
+				var names []string
+				for _, c := range root.Commands() {
+					names = append(names, c.Name())
+				}
+				if near := launcher.Nearest(args[0], names); near != "" {
+					e.Hint = "did you mean gorun help " + near + "?"
+				} else {
+					e.Hint = "gorun help lists commands and topics"
+				}
+				return e
+			}
+			c.InitDefaultHelpFlag()
+			return c.Help()
+		},
+	}
+}
+
+func newRunCmd(io stdio) *cobra.Command {
+	return &cobra.Command{
+		Use:                "run [flags] PROGRAM [ARGUMENT ...]",
+		Short:              "start the ranks of a program",
+		DisableFlagParsing: true, // flags of gorun end at the program
+		ValidArgsFunction:  completeLaunch,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if code := launch(args, io); code != launcher.ExitOK {
+				return exitCode(code)
+			}
+			return nil
+		},
+	}
+}
+
+// completeLaunch completes the command line of a launch: flags, and files up to the program and behind it.
+func completeLaunch(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+	if !strings.HasPrefix(word, "-") {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	var names []string
+	for _, d := range flagDefs {
+		for _, n := range d.names {
+			if strings.HasPrefix(n, word) {
+				names = append(names, n+"\t"+d.help)
+			}
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+func newVersionCmd(out io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(out, versionLine())
+			return err
+		},
+	}
+}
+
+func newConfigCmd(out io.Writer) *cobra.Command {
+	config := &cobra.Command{Use: "config", Short: "check a job file, or show what it asks for"}
+	config.RunE = func(c *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("unknown command config %s; there are config validate and config show", args[0])
+		}
+		return usagef("config needs a command: config validate FILE or config show FILE")
+	}
+	config.Args = cobra.ArbitraryArgs
+	file := func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 {
+			return usagef("needs one job file")
+		}
+		return nil
+	}
+	config.AddCommand(&cobra.Command{
+		Use:   "validate FILE",
+		Short: "check a job file",
+		Args:  file,
+		RunE: func(_ *cobra.Command, args []string) error {
+			_, err := launcher.ReadJobFile(args[0])
+			return err
+		},
+	}, &cobra.Command{
+		Use:   "show FILE",
+		Short: "show what a job file asks for, as a command line",
+		Args:  file,
+		RunE: func(_ *cobra.Command, args []string) error {
+			job, err := launcher.ReadJobFile(args[0])
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(out, job.CommandLine())
+			return err
+		},
+	})
+	return config
+}

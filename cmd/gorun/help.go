@@ -1,0 +1,213 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"strings"
+
+	"github.com/gorun-dev/gorun/launcher"
+	"github.com/gorun-dev/gorun/rankenv"
+)
+
+const shortHelp = `gorun starts the ranks of an SPMD program.
+
+  gorun -np 4 ./prog arg ...     start 4 ranks of a program
+  gorun -np 4 ./examples/train   build a Go package and start 4 ranks of it
+  gorun train.toml               start what a job file says
+
+gorun help shows all flags and commands.
+`
+
+// launchHelp is the help of gorun itself and of gorun run.
+func launchHelp() string {
+	var b strings.Builder
+	b.WriteString(`gorun starts the ranks of an SPMD program.
+
+Usage:
+  gorun [flags] PROGRAM [ARGUMENT ...]
+  gorun [flags] JOB.toml [ARGUMENT ...]
+  gorun COMMAND
+
+PROGRAM is a name that is looked up in PATH, a path, or the directory of a Go main
+package, which is built first. Flags end at the program: what follows is its own.
+A job file's program gets the arguments that follow the file after its own.
+
+Flags:
+`)
+	width := 0
+	left := make([]string, len(flagDefs))
+	for i, d := range flagDefs {
+		names := d.names
+		if names[0] == "-np" {
+			names = names[:2] // --np is there for the habit, not to be learnt
+		}
+		left[i] = strings.Join(names, ", ")
+		if d.arg != "" {
+			left[i] += " " + d.arg
+		}
+		width = max(width, len(left[i]))
+	}
+	for i, d := range flagDefs {
+		help := d.help
+		if d.env != "" {
+			help += " [" + d.env + "]"
+		}
+		fmt.Fprintf(&b, "  %-*s  %s\n", width, left[i], help)
+	}
+	b.WriteString(`
+A flag wins over the variable in brackets, that over the job file.
+
+Commands:
+  run         the same as gorun without a command, where a program has a command's name
+  config      check a job file, or show what it asks for
+  version     print the version
+  completion  write a completion script for a shell
+  help        this help, and the topics exit-codes, environment, job-file, signals
+`)
+	return b.String()
+}
+
+// exitCodes is the table behind help exit-codes.
+var exitCodes = []struct {
+	code string
+	text string
+}{
+	{"0", "every rank exited with code 0"},
+	{"N", "the exit code of the rank that failed first"},
+	{"128+N", "the rank that failed first was killed by signal N (137: SIGKILL, 139: SIGSEGV)"},
+	{fmt.Sprint(launcher.ExitUsage), "wrong command line or job file (a rank may exit with 2, too: then a line names it)"},
+	{fmt.Sprint(launcher.ExitTimeout), "--timeout was over"},
+	{fmt.Sprint(launcher.ExitInternal), "gorun itself failed"},
+	{fmt.Sprint(launcher.ExitCannotRun), "the program can't be run, or not be built"},
+	{fmt.Sprint(launcher.ExitNotFound), "the program is missing"},
+	{"129", "gorun was ended by SIGHUP"},
+	{"130", "gorun was ended by Ctrl-C (SIGINT)"},
+	{"141", "nobody reads gorun's output any more"},
+	{"143", "gorun was ended by SIGTERM"},
+}
+
+func exitCodesHelp() string {
+	var b strings.Builder
+	b.WriteString("Exit codes of gorun:\n\n")
+	for _, c := range exitCodes {
+		fmt.Fprintf(&b, "  %-6s %s\n", c.code, c.text)
+	}
+	b.WriteString("\nWhen a rank fails, the others are asked to end (SIGTERM) and killed after --kill-grace.\n")
+	return b.String()
+}
+
+func environmentHelp() string {
+	var b strings.Builder
+	write := func(by rankenv.SetBy) {
+		width := 0
+		for _, v := range rankenv.Vars {
+			if v.By == by {
+				width = max(width, len(v.Name))
+			}
+		}
+		for _, v := range rankenv.Vars {
+			if v.By == by {
+				fmt.Fprintf(&b, "  %-*s  %s\n", width, v.Name, v.Doc)
+			}
+		}
+	}
+	b.WriteString("Variables that gorun sets for each rank:\n\n")
+	write(rankenv.ByGorun)
+	b.WriteString("\nVariables that a user sets and ranks read:\n\n")
+	write(rankenv.ByUser)
+	b.WriteString("\nVariables that a user sets and gorun reads:\n\n")
+	for _, d := range flagDefs {
+		if d.env != "" {
+			fmt.Fprintf(&b, "  %-16s  as %s\n", d.env, d.names[0])
+		}
+	}
+	b.WriteString(`
+Ranks on this host inherit gorun's environment, without what another launcher left
+over (--keep-launcher-env keeps it, -x NAME keeps one):
+
+`)
+	line := " "
+	for _, p := range rankenv.Foreign {
+		if p.Launcher == "gorun" || isSet(p.Name) {
+			continue
+		}
+		if len(line)+1+len(p.Name) > 80 {
+			b.WriteString(line + "\n")
+			line = " "
+		}
+		line += " " + p.Name
+	}
+	b.WriteString(line + "\n")
+	return b.String()
+}
+
+// isSet reports whether gorun sets the variable for each rank.
+func isSet(name string) bool {
+	for _, v := range rankenv.Vars {
+		if v.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+const jobFileHelp = `A job file says in TOML what flags say. gorun JOB.toml starts it; flags and the
+variables of help environment win over it. Paths are relative to the directory in
+which gorun is started.
+
+  [job]
+  np = 4                          # -np
+  program = "./examples/train"    # a name, a path, or a Go package directory
+  args = ["-epochs", "3"]
+  wdir = "/tmp"                   # --wdir
+  device = "host"                 # --device
+
+  [env]                           # -x NAME=VALUE
+  NCCL_DEBUG = "INFO"
+  OMP_NUM_THREADS = 4
+
+  [launch]
+  timeout = "10m"                 # --timeout
+  kill_grace = "30s"              # --kill-grace
+  tag_output = true               # --tag-output
+  stdin = "none"                  # --stdin
+  keep_launcher_env = false       # --keep-launcher-env
+  report = "report.json"          # --report
+
+A key that is not listed here is an error. gorun config validate FILE checks a file.
+`
+
+const signalsHelp = `What gorun does on a signal:
+
+  SIGINT (Ctrl-C)      SIGINT to the ranks, SIGTERM after --kill-grace, SIGKILL after another
+  SIGINT again         SIGKILL to the ranks at once
+  SIGTERM, SIGHUP      SIGTERM to the ranks, SIGKILL after --kill-grace
+  SIGUSR1, SIGUSR2,    the same signal to the ranks
+  SIGQUIT
+  SIGKILL              cannot be seen: the keeper, a second process, kills the ranks
+
+Each rank is the leader of a session of its own, and signals go to its whole process
+group. When the last rank has ended, whatever ranks left running is killed.
+`
+
+// version is set at build time (-ldflags -X main.version=...); without it the module's version counts.
+var version string
+
+func versionLine() string {
+	v, rev := version, ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if v == "" {
+			v = info.Main.Version
+		}
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" && len(s.Value) >= 12 {
+				rev = " " + s.Value[:12]
+			}
+		}
+	}
+	if v == "" || v == "(devel)" {
+		v = "devel"
+	}
+	return "gorun " + v + rev + " " + runtime.Version() + " " + runtime.GOOS + "/" + runtime.GOARCH
+}

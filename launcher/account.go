@@ -1,0 +1,290 @@
+package launcher
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Exit codes of gorun. A failed rank's own code, or 128+n for the signal n that ended it, stands beside them.
+const (
+	ExitOK         = 0
+	ExitUsage      = 2   // wrong command line or job file
+	ExitTimeout    = 124 // --timeout is over
+	ExitInternal   = 125 // gorun itself failed
+	ExitCannotRun  = 126 // the program can't be run
+	ExitNotFound   = 127 // the program is missing
+	exitSignalBase = 128
+)
+
+// exitStatus is how a process ended.
+type exitStatus struct {
+	Code   int
+	Signal syscall.Signal // 0: it exited
+	Core   bool
+}
+
+func (s exitStatus) ok() bool { return s.Code == 0 && s.Signal == 0 }
+
+// code is what a shell would make of the status.
+func (s exitStatus) code() int {
+	if s.Signal != 0 {
+		return exitSignalBase + int(s.Signal)
+	}
+	return s.Code
+}
+
+// String reads after the name of a rank: "exited with code 3", "was killed by SIGSEGV (core dumped)".
+func (s exitStatus) String() string {
+	if s.Signal == 0 {
+		return "exited with code " + strconv.Itoa(s.Code)
+	}
+	t := "was killed by " + signalName(s.Signal)
+	if s.Core {
+		t += " (core dumped)"
+	}
+	return t
+}
+
+// cause is String without "was", as package bootstrap has it.
+func (s exitStatus) cause() string { return strings.TrimPrefix(s.String(), "was ") }
+
+func signalName(sig syscall.Signal) string {
+	if n := unix.SignalName(sig); n != "" {
+		return n
+	}
+	return "signal " + strconv.Itoa(int(sig))
+}
+
+// Account says how a job ended. It is complete when Run returns.
+type Account struct {
+	Job      string        `json:"job"`
+	Code     int           `json:"code"`             // gorun's exit code
+	Reason   Reason        `json:"reason"`           // why the job ended
+	Cause    int           `json:"cause"`            // the rank that failed first, -1 for none
+	Signal   string        `json:"signal,omitempty"` // the signal that interrupted the job
+	Error    string        `json:"error,omitempty"`  // what went wrong in gorun, or with the program
+	Start    time.Time     `json:"start"`
+	End      time.Time     `json:"end"`
+	Started  time.Duration `json:"started_ns"` // from Start until the last rank was started
+	Ended    time.Duration `json:"ended_ns"`   // from Start until the last rank had ended
+	LeftOver int           `json:"left_over"`  // processes that ranks left behind and that were killed
+	Ranks    []RankAccount `json:"ranks"`
+
+	midLine bool // stderr stands in the middle of a line
+}
+
+// RankAccount says how a rank ended.
+type RankAccount struct {
+	Rank    int       `json:"rank"`
+	Host    string    `json:"host"`
+	PID     int       `json:"pid"` // 0: never started
+	Code    int       `json:"code"`
+	Signal  string    `json:"signal,omitempty"`
+	Start   time.Time `json:"start,omitzero"`
+	End     time.Time `json:"end,omitzero"`
+	Joined  bool      `json:"joined"`            // it was a member of the job (bootstrap.Join)
+	Left    bool      `json:"left"`              // and said goodbye
+	Stopped string    `json:"stopped,omitempty"` // the last signal that gorun sent it to end it, before it ended
+
+	status exitStatus
+	done   bool
+	order  int // 1 for the rank that ended first
+	tail   []byte
+	shown  bool
+}
+
+// Reason is why a job ended.
+type Reason string
+
+const (
+	ReasonDone      Reason = "done"      // every rank ended by itself, with code 0
+	ReasonFailed    Reason = "failed"    // a rank failed
+	ReasonTimeout   Reason = "timeout"   // --timeout is over
+	ReasonSignal    Reason = "signal"    // gorun was interrupted
+	ReasonCannotRun Reason = "cannotrun" // the program could not be started
+	ReasonReader    Reason = "reader"    // nobody reads gorun's stdout any more
+	ReasonInternal  Reason = "internal"  // gorun itself failed
+)
+
+// lostSilently reports whether the rank was a death to the others although it exited with code 0: it had
+// joined the job and did not say goodbye.
+func (r *RankAccount) lostSilently() bool { return r.done && r.status.ok() && r.Joined && !r.Left }
+
+// settle finds the first failure and the exit code. interrupt is the signal behind ReasonSignal, startErr
+// the code for ReasonCannotRun.
+func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
+	a.Cause = -1
+	firstOrder := 0
+	code := 0
+	for i := range a.Ranks {
+		r := &a.Ranks[i]
+		if !r.done || r.status.ok() || r.Stopped != "" {
+			continue
+		}
+		if firstOrder == 0 || r.order < firstOrder {
+			firstOrder, a.Cause, code = r.order, r.Rank, r.status.code()
+		}
+	}
+	if a.Cause >= 0 && a.Reason == ReasonFailed {
+		// A rank that ended before, with code 0 but without goodbye, is what the first failure saw.
+		for i := range a.Ranks {
+			if r := &a.Ranks[i]; r.lostSilently() && r.order < firstOrder {
+				firstOrder, a.Cause = r.order, r.Rank
+			}
+		}
+	}
+	switch a.Reason {
+	case ReasonDone:
+		a.Code = ExitOK
+	case ReasonFailed:
+		a.Code = code
+	case ReasonTimeout:
+		a.Code, a.Cause = ExitTimeout, -1
+	case ReasonSignal:
+		a.Code, a.Cause = exitSignalBase+int(interrupt), -1
+		a.Signal = signalName(interrupt)
+	case ReasonCannotRun:
+		a.Code, a.Cause = cannotRun, -1
+	case ReasonReader:
+		a.Code, a.Cause = exitSignalBase+int(syscall.SIGPIPE), -1
+	default:
+		a.Code, a.Cause = ExitInternal, -1
+	}
+}
+
+// Summary is the text for a person at the end of a job that did not end well, "" for one that did: the first
+// failure, its last lines, and what followed from it.
+func (a *Account) Summary() string {
+	var b strings.Builder
+	if a.midLine {
+		b.WriteByte('\n')
+	}
+	after := func(t time.Time) string { return t.Sub(a.Start).Round(time.Millisecond).String() }
+	switch a.Reason {
+	case ReasonDone, ReasonReader:
+		return ""
+	case ReasonFailed:
+		r := &a.Ranks[a.Cause]
+		fmt.Fprintf(&b, "gorun: rank %d (host %s, pid %d) %v after %s", r.Rank, r.Host, r.PID, r.status, after(r.End))
+		if r.lostSilently() {
+			b.WriteString(" without leaving the job (Job.Close), which is a death to the other ranks")
+		}
+		b.WriteByte('\n')
+		if lines := lastLines(r.tail, 5); len(a.Ranks) > 1 && !r.shown && len(lines) > 0 {
+			b.WriteString("  its last lines on stderr:\n")
+			for _, l := range lines {
+				b.WriteString("    " + l + "\n")
+			}
+		}
+	case ReasonTimeout:
+		fmt.Fprintf(&b, "gorun: timeout: %s\n", a.Error)
+	case ReasonSignal:
+		fmt.Fprintf(&b, "gorun: interrupted by %s\n", a.Signal)
+	default:
+		fmt.Fprintf(&b, "gorun: %s\n", a.Error)
+	}
+	if t := a.consequences(); t != "" {
+		b.WriteString("  " + t + "\n")
+	}
+	return b.String()
+}
+
+// consequences names what became of the other ranks, in one line.
+func (a *Account) consequences() string {
+	groups := map[string][]int{}
+	var order []string
+	for i := range a.Ranks {
+		r := &a.Ranks[i]
+		if r.Rank == a.Cause {
+			continue
+		}
+		var what string
+		switch {
+		case r.PID == 0:
+			what = "not started"
+		case !r.done:
+			what = "did not end (pid " + strconv.Itoa(r.PID) + ")"
+		case r.Stopped != "" && (r.status.Signal != 0 || r.status.ok()):
+			what = "ended by gorun (" + r.Stopped + ")"
+		case r.status.ok():
+			if a.Reason == ReasonFailed {
+				what = "exited with code 0"
+			} else {
+				continue
+			}
+		case r.Stopped != "":
+			what = r.status.String() + " after " + r.Stopped
+		default:
+			what = r.status.String()
+		}
+		if groups[what] == nil {
+			order = append(order, what)
+		}
+		groups[what] = append(groups[what], r.Rank)
+	}
+	var parts []string
+	for _, what := range order {
+		parts = append(parts, ranksText(groups[what])+" "+what)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "then: " + strings.Join(parts, "; ")
+}
+
+// ranksText is "rank 3" or "ranks 0-2,5".
+func ranksText(ranks []int) string {
+	if len(ranks) == 1 {
+		return "rank " + strconv.Itoa(ranks[0])
+	}
+	var b strings.Builder
+	b.WriteString("ranks ")
+	for i := 0; i < len(ranks); {
+		j := i
+		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
+			j++
+		}
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		b.WriteString(strconv.Itoa(ranks[i]))
+		if j > i {
+			sep := "-"
+			if j == i+1 {
+				sep = ","
+			}
+			b.WriteString(sep + strconv.Itoa(ranks[j]))
+		}
+		i = j + 1
+	}
+	return b.String()
+}
+
+// lastLines are the last n lines of text, cut to a readable length.
+func lastLines(text []byte, n int) []string {
+	s := strings.TrimRight(string(text), "\r\n")
+	if s == "" {
+		return nil
+	}
+	lines := strings.Split(s, "\n")
+	if len(lines) > n {
+		lines = lines[len(lines)-n:]
+	}
+	for i, l := range lines {
+		l = strings.TrimRight(l, "\r")
+		if at := strings.LastIndexByte(l, '\r'); at >= 0 {
+			l = l[at+1:]
+		}
+		const most = 400
+		if len(l) > most {
+			l = l[:most] + "..."
+		}
+		lines[i] = l
+	}
+	return lines
+}

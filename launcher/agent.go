@@ -1,0 +1,418 @@
+package launcher
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+	"golang.org/x/sys/unix"
+)
+
+// agentConfig is what the agent of one host needs to run that host's ranks: plain data, and where their
+// output goes.
+type agentConfig struct {
+	ranks    []agentRank
+	stdout   io.Writer
+	stderr   io.Writer
+	tags     bool
+	keeper   *keeper.Keeper
+	ownChild bool // the process has no children but ours: adopt and end what ranks leave behind
+	job      string
+}
+
+// agentRank is one process to start.
+type agentRank struct {
+	rank  int
+	path  string
+	argv  []string
+	env   []string
+	dir   string
+	stdin int // a descriptor of this process, duplicated into the rank
+}
+
+// agentEvent is what the agent reports. Exactly one of the kinds is set.
+type agentEvent struct {
+	kind   eventKind
+	rank   int // of rankStarted, rankFailed, rankExited
+	pid    int
+	status exitStatus
+	err    error // of rankFailed, sinkFailed
+	at     time.Time
+}
+
+type eventKind uint8
+
+const (
+	rankStarted eventKind = iota + 1
+	rankFailed            // could not be started; no further rank is
+	rankExited
+	forksDone // every rank was started, or none will be any more
+	keeperDied
+	sinkFailed // stdout can't be written
+)
+
+// agent starts the ranks of this host, in order, and watches them. Its methods don't block for long.
+type agent struct {
+	cfg      agentConfig
+	events   chan agentEvent // never blocks: it has room for all that can come
+	out, err *collector      // the same one when both sinks are the same file
+	ep       int
+	quit     int // eventfd: ends the watcher
+	threads  sync.WaitGroup
+	letDie   chan struct{} // closed: the forking thread may end
+
+	mu      sync.Mutex
+	pids    []int // by index in cfg.ranks; 0: not started
+	stopped bool  // no more forks
+	kill    bool  // a rank that comes up late is killed at once
+	tails   []*stream
+}
+
+func newAgent(cfg agentConfig) (*agent, error) {
+	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), tails: make([]*stream, len(cfg.ranks)),
+		events: make(chan agentEvent, 2*len(cfg.ranks)+8), letDie: make(chan struct{}), ep: -1, quit: -1}
+	var err error
+	if a.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("agent: epoll: %w", err)
+	}
+	if a.quit, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		unix.Close(a.ep)
+		return nil, fmt.Errorf("agent: eventfd: %w", err)
+	}
+	watch := func(fd, data int) error {
+		return unix.EpollCtl(a.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(data)})
+	}
+	err = watch(a.quit, watchQuit)
+	if err == nil && cfg.keeper != nil {
+		err = watch(cfg.keeper.Lost(), watchKeeper)
+	}
+	if err == nil {
+		a.out, err = newCollector(cfg.stderr, func(err error) { a.events <- agentEvent{kind: sinkFailed, err: err} })
+	}
+	if err == nil {
+		a.err = a.out
+		if !sameFile(cfg.stdout, cfg.stderr) {
+			// A stderr that nobody reads any more is no reason to end a job.
+			if a.err, err = newCollector(cfg.stderr, func(error) {}); err != nil {
+				a.out.finish()
+				<-a.out.done
+			}
+		}
+	}
+	if err != nil {
+		unix.Close(a.ep)
+		unix.Close(a.quit)
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	return a, nil
+}
+
+// Values of epoll data that are no index of a rank.
+const (
+	watchQuit   = -1
+	watchKeeper = -2
+)
+
+// start begins to start the ranks.
+func (a *agent) start() {
+	a.threads.Add(2)
+	go a.fork()
+	go a.watch()
+}
+
+// fork starts all ranks from one thread, which then stays until close: a rank's parent-death signal is sent
+// when the thread that forked it ends, not the process.
+func (a *agent) fork() {
+	defer a.threads.Done()
+	runtime.LockOSThread() // never unlocked: the thread ends with this goroutine, after all ranks
+	for i := range a.cfg.ranks {
+		a.mu.Lock()
+		stopped := a.stopped
+		a.mu.Unlock()
+		if stopped {
+			break
+		}
+		if err := a.forkOne(i); err != nil {
+			a.stopForks()
+			a.events <- agentEvent{kind: rankFailed, rank: a.cfg.ranks[i].rank, err: err, at: time.Now()}
+			break
+		}
+	}
+	a.events <- agentEvent{kind: forksDone}
+	<-a.letDie
+}
+
+func (a *agent) forkOne(i int) error {
+	r := &a.cfg.ranks[i]
+	outR, outW, err := pipe()
+	if err != nil {
+		return err
+	}
+	errR, errW, err := pipe()
+	if err != nil {
+		unix.Close(outR)
+		unix.Close(outW)
+		return err
+	}
+	pidfd := -1
+	pid, err := syscall.ForkExec(r.path, r.argv, &syscall.ProcAttr{
+		Dir:   r.dir,
+		Env:   r.env,
+		Files: []uintptr{uintptr(r.stdin), uintptr(outW), uintptr(errW)},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd},
+	})
+	unix.Close(outW)
+	unix.Close(errW)
+	if err == nil && pidfd < 0 {
+		syscall.Kill(pid, syscall.SIGKILL)
+		syscall.Wait4(pid, nil, 0, nil)
+		err = errors.New("the kernel gives no pidfd (Linux 5.4 or later is needed)")
+	}
+	if err != nil {
+		unix.Close(outR)
+		unix.Close(errR)
+		return err
+	}
+	if a.cfg.keeper != nil {
+		_ = a.cfg.keeper.Session(pid) // if it is gone the watcher knows
+	}
+	now := time.Now()
+	a.mu.Lock()
+	a.pids[i] = pid
+	kill := a.kill
+	a.mu.Unlock()
+	if kill {
+		syscall.Kill(-pid, syscall.SIGKILL)
+	}
+	a.events <- agentEvent{kind: rankStarted, rank: r.rank, pid: pid, at: now}
+	tag := ""
+	if a.cfg.tags {
+		tag = tagOf(r.rank)
+	}
+	so := &stream{rank: r.rank, fd: outR, sink: a.cfg.stdout, tag: tag}
+	se := &stream{rank: r.rank, fd: errR, sink: a.cfg.stderr, tag: tag, keepTail: true}
+	a.tails[i] = se
+	err = errors.Join(a.out.add(so), a.err.add(se),
+		unix.EpollCtl(a.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)}))
+	if err != nil {
+		syscall.Kill(-pid, syscall.SIGKILL)
+		return fmt.Errorf("watch pid %d: %w", pid, err)
+	}
+	return nil
+}
+
+// watch waits for the ranks and the keeper.
+func (a *agent) watch() {
+	defer a.threads.Done()
+	events := make([]unix.EpollEvent, 128)
+	for {
+		n, err := unix.EpollWait(a.ep, events, -1)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			a.events <- agentEvent{kind: sinkFailed, err: fmt.Errorf("agent: epoll: %w", err)}
+			return
+		}
+		now := time.Now()
+		for _, e := range events[:n] {
+			switch e.Fd {
+			case watchQuit:
+				return
+			case watchKeeper:
+				unix.EpollCtl(a.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
+				a.events <- agentEvent{kind: keeperDied, at: now}
+			default:
+				i, pidfd := int(e.Fd), int(e.Pad)
+				status, ended := peek(pidfd)
+				if !ended {
+					continue
+				}
+				// Closing alone would not take it out of the set while a fork is on its way: the child has a
+				// copy of the descriptor until it has called exec.
+				unix.EpollCtl(a.ep, unix.EPOLL_CTL_DEL, pidfd, nil)
+				unix.Close(pidfd)
+				a.mu.Lock()
+				pid := a.pids[i]
+				a.mu.Unlock()
+				a.events <- agentEvent{kind: rankExited, rank: a.cfg.ranks[i].rank, pid: pid, status: status, at: now}
+			}
+		}
+	}
+}
+
+// peek reads how a process ended and leaves it a zombie: so its process group's number stays ours, and what
+// it left running in the group can be signalled safely, until close.
+func peek(pidfd int) (exitStatus, bool) {
+	// The kernel's siginfo_t for SIGCHLD on 64-bit Linux.
+	var info struct {
+		signo, errno, code, _ int32
+		pid, uid, status, _   int32
+		_                     [96]byte
+	}
+	for {
+		err := unix.Waitid(unix.P_PIDFD, pidfd, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			// Somebody else has waited for our child: its status is lost, but it has ended.
+			return exitStatus{Code: ExitInternal}, true
+		}
+		break
+	}
+	const cldExited, cldKilled, cldDumped = 1, 2, 3
+	switch {
+	case info.pid == 0:
+		return exitStatus{}, false
+	case info.code == cldKilled, info.code == cldDumped:
+		return exitStatus{Signal: syscall.Signal(info.status), Core: info.code == cldDumped}, true
+	default:
+		return exitStatus{Code: int(info.status)}, true
+	}
+}
+
+// stopForks keeps ranks that have not been started from being started.
+func (a *agent) stopForks() {
+	a.mu.Lock()
+	a.stopped = true
+	a.mu.Unlock()
+}
+
+// signal sends a signal to the process group of every rank, also of those that have ended: a wrapper script
+// may have left its program running. A stopped process is continued, so that it can see the signal.
+func (a *agent) signal(sig syscall.Signal) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if sig == syscall.SIGKILL {
+		a.kill = true
+	}
+	for _, pid := range a.pids {
+		if pid == 0 {
+			continue
+		}
+		syscall.Kill(-pid, sig)
+		if sig == syscall.SIGTERM || sig == syscall.SIGINT || sig == syscall.SIGHUP {
+			syscall.Kill(-pid, syscall.SIGCONT)
+		}
+	}
+}
+
+// adopted reaps processes that ranks left behind and that have ended since (we are their subreaper). It is
+// called now and then, so that they don't fill the process table.
+func (a *agent) adopted() {
+	a.mu.Lock()
+	ours := map[int]bool{}
+	for _, pid := range a.pids {
+		ours[pid] = true
+	}
+	a.mu.Unlock()
+	if a.cfg.keeper != nil {
+		ours[a.cfg.keeper.PID()] = true
+	}
+	self := syscall.Getpid()
+	for _, p := range keeper.Processes() {
+		if p.Parent == self && p.State == 'Z' && !ours[p.PID] {
+			syscall.Wait4(p.PID, nil, syscall.WNOHANG, nil)
+		}
+	}
+}
+
+// reap ends what is left of the job after all ranks have ended and returns how many processes it killed.
+// It ends the keeper, too: from here on nothing is left for it to do.
+func (a *agent) reap() (killed int) {
+	a.mu.Lock()
+	for i, pid := range a.pids {
+		if pid == 0 {
+			continue
+		}
+		// The group goes first, while the zombie keeps its number.
+		syscall.Kill(-pid, syscall.SIGKILL)
+		syscall.Wait4(pid, nil, syscall.WNOHANG, nil) // not there yet: it can't be killed
+		a.pids[i] = 0
+	}
+	a.mu.Unlock()
+	if !a.cfg.ownChild {
+		n := keeper.Sweep(a.cfg.job, nil, time.Second)
+		a.stopKeeper()
+		return n
+	}
+	a.stopKeeper()
+	// Whatever a rank left behind is our child now, or a child of one. No child: nothing is left.
+	self := syscall.Getpid()
+	dead := map[int]bool{}
+	for end := time.Now().Add(reapBound); time.Now().Before(end); {
+		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			break // ECHILD
+		}
+		if pid > 0 {
+			continue
+		}
+		for _, p := range keeper.Processes() {
+			if p.Parent == self && p.State != 'Z' && syscall.Kill(p.PID, syscall.SIGKILL) == nil && !dead[p.PID] {
+				dead[p.PID] = true
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return len(dead)
+}
+
+// reapBound is how long a process that was left behind may take to die of SIGKILL.
+const reapBound = time.Second
+
+func (a *agent) stopKeeper() {
+	if a.cfg.keeper != nil {
+		unix.EpollCtl(a.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
+		a.cfg.keeper.Stop()
+	}
+}
+
+// finish lets the collectors carry what is left in the pipes. The channel is closed when they have.
+func (a *agent) finish() <-chan struct{} {
+	a.out.finish()
+	if a.err != a.out {
+		a.err.finish()
+	}
+	done := make(chan struct{})
+	go func() {
+		<-a.out.done
+		<-a.err.done
+		close(done)
+	}()
+	return done
+}
+
+// close ends the agent's threads. The ranks have been reaped.
+func (a *agent) close() {
+	close(a.letDie)
+	var one = [8]byte{0: 1, 7: 1} // not zero in either byte order
+	unix.Write(a.quit, one[:])
+	a.threads.Wait()
+	unix.Close(a.ep)
+	unix.Close(a.quit)
+}
+
+// tail is the last text that a rank wrote to stderr, and whether it is also the last that stderr shows.
+// To be called after the collectors have ended.
+func (a *agent) tail(i int) (text []byte, shown bool) {
+	s := a.tails[i]
+	if s == nil {
+		return nil, true
+	}
+	t := s.tail
+	if len(t) > tailSize {
+		t = t[len(t)-tailSize:]
+	}
+	return t, a.err.last == s
+}

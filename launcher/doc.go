@@ -1,0 +1,9 @@
+// Package launcher starts the ranks of a job and carries them to their end.
+//
+// A [Job] is what a user asks for, by flags or a TOML job file. [Job.Plan] makes of it a [Plan]: pure data that says
+// for each rank where it runs, with which arguments and environment. [Run] carries a plan out and returns an
+// [Account] of what happened: who failed first, with what, and the exit code.
+//
+// Below Run, an agent starts and watches the ranks of one host, a keeper (a second process) guards them in case this
+// process is killed, and collectors carry their output in whole lines.
+package launcher

@@ -1,0 +1,162 @@
+// Package keeper is the small second process of a launch. It holds one end of a pipe whose other end gorun
+// holds; when that end closes without a word, gorun is dead (SIGKILL, out of memory) and the keeper ends every
+// session of the job and whatever carries the job's id in its environment.
+//
+// The keeper is the launcher's own executable, started again: its init function recognises the name, so any
+// program that links package launcher can be its own keeper, and it runs before heavier packages initialise.
+// The package imports little for the same reason: initialisation follows the order of dependencies and paths.
+package keeper
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// arg0 is the keeper's argv[0] and its whole command line. A user can't start one by accident: no shell makes
+// a name with this in it from gorun's path.
+const arg0 = "gorun: keeper"
+
+// jobVar is the variable by which a rank and everything it starts can be recognised.
+const jobVar = "GORUN_JOB_ID="
+
+// killBound is how long the keeper goes on looking for processes to kill. A process in uninterruptible
+// sleep does not die at once; after this it is left with the signal pending.
+const killBound = 10 * time.Second
+
+func init() {
+	if len(os.Args) == 1 && os.Args[0] == arg0 {
+		serve()
+		syscall.Exit(0) // here and not in main: nothing of the launcher may run in this process
+	}
+}
+
+// Keeper is the launcher's handle of its keeper.
+type Keeper struct {
+	pid  int
+	life int // write end: words for the keeper; closed by the kernel if we die
+	lost int // read end: ends when the keeper dies
+}
+
+// Start starts the keeper of a job. The caller's thread does not matter: a keeper has no parent-death signal.
+func Start(job string) (*Keeper, error) {
+	var life, lost [2]int
+	if err := syscall.Pipe2(life[:], syscall.O_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("start keeper: pipe: %w", err)
+	}
+	if err := syscall.Pipe2(lost[:], syscall.O_CLOEXEC); err != nil {
+		syscall.Close(life[0])
+		syscall.Close(life[1])
+		return nil, fmt.Errorf("start keeper: pipe: %w", err)
+	}
+	null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	k := &Keeper{life: life[1], lost: lost[0]}
+	if err == nil {
+		// No environment of the user: the keeper must not carry a job's id. It never collects garbage and
+		// needs one thread.
+		k.pid, err = syscall.ForkExec("/proc/self/exe", []string{arg0}, &syscall.ProcAttr{
+			Dir:   "/",
+			Env:   []string{"GOMAXPROCS=1", "GOGC=off"},
+			Files: []uintptr{uintptr(life[0]), uintptr(lost[1]), uintptr(null)},
+			Sys:   &syscall.SysProcAttr{Setsid: true},
+		})
+		syscall.Close(null)
+	}
+	syscall.Close(life[0])
+	syscall.Close(lost[1])
+	if err == nil {
+		err = k.send("job " + job + "\n")
+	}
+	if err != nil {
+		syscall.Close(life[1])
+		syscall.Close(lost[0])
+		return nil, fmt.Errorf("start keeper: %w", err)
+	}
+	return k, nil
+}
+
+// PID is the keeper's process id.
+func (k *Keeper) PID() int { return k.pid }
+
+// Lost is a descriptor that becomes readable (end of file) when the keeper dies. The keeper owns it.
+func (k *Keeper) Lost() int { return k.lost }
+
+// Session tells the keeper of a session to end.
+func (k *Keeper) Session(pid int) error { return k.send("session " + strconv.Itoa(pid) + "\n") }
+
+func (k *Keeper) send(s string) error {
+	for b := []byte(s); len(b) > 0; {
+		n, err := syscall.Write(k.life, b)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// Stop ends the keeper, which then does nothing to the job, and reaps it.
+func (k *Keeper) Stop() {
+	if k.pid == 0 {
+		return
+	}
+	_ = k.send("done\n")
+	syscall.Kill(k.pid, syscall.SIGKILL)
+	for {
+		if _, err := syscall.Wait4(k.pid, nil, 0, nil); err != syscall.EINTR {
+			break
+		}
+	}
+	k.pid = 0
+	syscall.Close(k.life)
+	syscall.Close(k.lost)
+}
+
+// serve is the keeper's whole life: descriptor 0 is the pipe from gorun, 1 the one whose end tells gorun that we died.
+func serve() {
+	// A terminal's or a batch system's signals are for gorun, which ends the job in order.
+	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
+		ignore(sig)
+	}
+	var job string
+	sessions := map[int]bool{}
+	var line []byte
+	buf := make([]byte, 4096)
+	for {
+		n, err := syscall.Read(0, buf)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			break
+		}
+		line = append(line, buf[:n]...)
+		for {
+			word, rest, found := strings.Cut(string(line), "\n")
+			if !found {
+				break
+			}
+			line = []byte(rest)
+			switch verb, arg, _ := strings.Cut(word, " "); verb {
+			case "job":
+				job = arg
+			case "session":
+				if pid, err := strconv.Atoi(arg); err == nil && pid > 1 {
+					sessions[pid] = true
+				}
+			case "done":
+				return
+			}
+		}
+	}
+	if job == "" {
+		return
+	}
+	Sweep(job, sessions, killBound)
+}

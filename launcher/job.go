@@ -1,0 +1,172 @@
+package launcher
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Job is what a user asks for. The zero value of each field is its default.
+type Job struct {
+	NP              int           // number of ranks; 0: one
+	Program         string        // a name that is looked up in PATH, a path, or a directory with a Go main package
+	Args            []string      // the program's arguments
+	Dir             string        // working directory of the ranks; "": the current one
+	Env             []Setting     // variables for the ranks, beside the inherited ones
+	Device          string        // device token of the ranks ("host"); "": each rank's own choice
+	Timeout         time.Duration // end the job after this time; 0: never
+	KillGrace       time.Duration // time between asking ranks to end and killing them; 0: DefaultKillGrace, NoGrace: none
+	TagOutput       *bool         // "[3] " before each line; nil: no
+	Stdin           string        // who reads gorun's stdin: StdinRank0 or StdinNone; "": rank 0
+	KeepLauncherEnv bool          // let the ranks inherit the variables that another launcher left over
+	Report          string        // file for the account in JSON; "": none
+}
+
+// Setting is a variable for the ranks. Without a value it names one that they inherit although it would be scrubbed.
+type Setting struct {
+	Name, Value string
+	Inherit     bool
+}
+
+// Values of Job.Stdin.
+const (
+	StdinRank0 = "0"
+	StdinNone  = "none"
+)
+
+const (
+	// DefaultKillGrace is long enough for a handler that closes files, and short enough to wait for.
+	DefaultKillGrace = 5 * time.Second
+	// NoGrace kills at once.
+	NoGrace time.Duration = -1
+	// MaxNP bounds the number of ranks: more is a slip of the finger. The kernel's own default limit of processes is
+	// 32768.
+	MaxNP = 16384
+)
+
+// merge sets the fields of j that are zero to those of the other, which has less precedence. Variables of both are
+// kept; those of j come last, and win.
+func (j *Job) merge(o Job) {
+	def(&j.NP, o.NP)
+	if j.Program == "" {
+		j.Program, j.Args = o.Program, o.Args
+	}
+	def(&j.Dir, o.Dir)
+	def(&j.Device, o.Device)
+	def(&j.Timeout, o.Timeout)
+	def(&j.KillGrace, o.KillGrace)
+	def(&j.Report, o.Report)
+	def(&j.TagOutput, o.TagOutput)
+	def(&j.Stdin, o.Stdin)
+	j.KeepLauncherEnv = j.KeepLauncherEnv || o.KeepLauncherEnv
+	j.Env = append(append([]Setting(nil), o.Env...), j.Env...)
+}
+
+func def[T comparable](to *T, v T) {
+	var zero T
+	if *to == zero {
+		*to = v
+	}
+}
+
+// Merge combines what was asked for in several places, the strongest first: flags, environment, job file.
+func Merge(jobs ...Job) Job {
+	var j Job
+	for _, o := range jobs {
+		j.merge(o)
+	}
+	return j
+}
+
+// UsageError is a mistake in what the user asked for, as opposed to something that went wrong: exit code 2.
+type UsageError struct {
+	Msg  string
+	Hint string // a next step, "" for none
+}
+
+func (e *UsageError) Error() string {
+	if e.Hint != "" {
+		return e.Msg + "; " + e.Hint
+	}
+	return e.Msg
+}
+
+func usagef(format string, args ...any) error { return &UsageError{Msg: fmt.Sprintf(format, args...)} }
+
+// ParseDuration reads a duration of a flag or job file: as Go writes them ("90s", "1h30m"), or a number of seconds.
+func ParseDuration(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		var err2 error
+		if d, err2 = time.ParseDuration(s + "s"); err2 != nil {
+			return 0, fmt.Errorf("%q is no duration such as 30s, 5m, 1h30m or a number of seconds", s)
+		}
+	}
+	if d < 0 {
+		return 0, fmt.Errorf("%q is negative", s)
+	}
+	return d, nil
+}
+
+// ParseGrace reads a kill grace: a duration, 0 for none.
+func ParseGrace(s string) (time.Duration, error) {
+	d, err := ParseDuration(s)
+	if err == nil && d == 0 {
+		return NoGrace, nil
+	}
+	return d, err
+}
+
+// CommandLine is the gorun command line that asks for the same job.
+func (j Job) CommandLine() string {
+	words := []string{"gorun"}
+	add := func(w ...string) { words = append(words, w...) }
+	if j.NP != 0 {
+		add("-np", strconv.Itoa(j.NP))
+	}
+	for _, s := range j.Env {
+		if s.Inherit {
+			add("-x", s.Name)
+		} else {
+			add("-x", s.Name+"="+s.Value)
+		}
+	}
+	if j.Dir != "" {
+		add("--wdir", j.Dir)
+	}
+	if j.Device != "" {
+		add("--device", j.Device)
+	}
+	if j.Stdin != "" {
+		add("--stdin", j.Stdin)
+	}
+	if j.TagOutput != nil {
+		add("--tag-output=" + strconv.FormatBool(*j.TagOutput))
+	}
+	if j.Timeout != 0 {
+		add("--timeout", j.Timeout.String())
+	}
+	if j.KillGrace == NoGrace {
+		add("--kill-grace", "0")
+	} else if j.KillGrace != 0 {
+		add("--kill-grace", j.KillGrace.String())
+	}
+	if j.KeepLauncherEnv {
+		add("--keep-launcher-env")
+	}
+	if j.Report != "" {
+		add("--report", j.Report)
+	}
+	if strings.HasPrefix(j.Program, "-") {
+		add("--")
+	}
+	if j.Program != "" {
+		add(j.Program)
+	}
+	add(j.Args...)
+	for i, w := range words {
+		words[i] = shellQuote(w)
+	}
+	return strings.Join(words, " ")
+}

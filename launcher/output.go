@@ -1,0 +1,425 @@
+package launcher
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// readSize is one read from a rank: a pipe's default capacity.
+	readSize = 64 << 10
+	// maxLine is the longest line that is kept back until it is complete. A longer one is passed on in pieces,
+	// and the other ranks wait until its end or until it pauses.
+	maxLine = 64 << 10
+	// pause is how long text without a line end is kept back: a prompt should be seen.
+	pause = 50 * time.Millisecond
+	// hold is how long the other ranks then wait for the rest of that line, once a line, before they may cut it.
+	// A rank that was only descheduled in the middle of a line comes back within it.
+	hold = 500 * time.Millisecond
+	// quiet is how long a pipe may stay silent after all ranks have ended: somebody outside the job holds it open.
+	quiet = 200 * time.Millisecond
+	// tailSize is how much of the end of each rank's stderr is kept for the account of a failure.
+	tailSize = 8 << 10
+)
+
+// stream is one pipe from a rank.
+type stream struct {
+	rank     int
+	fd       int // -1: ended
+	sink     io.Writer
+	part     []byte // text without line end that is kept back
+	due      time.Time
+	begun    bool   // the sink shows the beginning of a line of this stream
+	tag      string // "" or "[3] "
+	keepTail bool
+	tail     []byte
+}
+
+// collector carries the output of ranks to a sink, whole lines of one rank at a time. One goroutine does it for
+// all streams of a sink: a slow sink blocks the ranks by their pipes, and memory is bounded by maxLine a stream.
+type collector struct {
+	ep, wake int
+	sinkErr  func(error) // called once, on the collector's goroutine
+	done     chan struct{}
+
+	mu        sync.Mutex // guards what follows up to the blank line; held briefly
+	streams   []*stream
+	open      int
+	finishing bool
+	notices   []string
+
+	failed  error
+	owner   *stream // has begun a line; only it is read
+	long    bool    // the owner's line is longer than maxLine: it keeps the sink while it goes on
+	release time.Time
+	mid     *stream // the sink stands in the middle of a line of this stream
+	last    *stream // wrote last
+	buf     []byte
+	tagged  []byte
+	errSink io.Writer // where notices go
+}
+
+func newCollector(errSink io.Writer, sinkErr func(error)) (*collector, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err == nil {
+		err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: -1})
+		if err != nil {
+			unix.Close(wake)
+		}
+	}
+	if err != nil {
+		unix.Close(ep)
+		return nil, err
+	}
+	c := &collector{ep: ep, wake: wake, sinkErr: sinkErr, errSink: errSink, done: make(chan struct{})}
+	go c.loop()
+	return c, nil
+}
+
+// add gives the read end of a pipe to the collector, which closes it at its end.
+func (c *collector) add(s *stream) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := unix.EpollCtl(c.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(len(c.streams))}); err != nil {
+		return err
+	}
+	c.streams = append(c.streams, s)
+	c.open++
+	return nil
+}
+
+// notice shows a line of gorun's own between the lines of the ranks.
+func (c *collector) notice(line string) {
+	c.mu.Lock()
+	c.notices = append(c.notices, line)
+	c.mu.Unlock()
+	c.ring()
+}
+
+// finish says that no rank is left. The collector carries what is still in the pipes, and ends.
+func (c *collector) finish() {
+	c.mu.Lock()
+	c.finishing = true
+	c.mu.Unlock()
+	c.ring()
+}
+
+func (c *collector) ring() {
+	var one [8]byte
+	binary.NativeEndian.PutUint64(one[:], 1)
+	unix.Write(c.wake, one[:])
+}
+
+func (c *collector) loop() {
+	defer close(c.done)
+	defer unix.Close(c.ep)
+	defer unix.Close(c.wake)
+	c.buf = make([]byte, maxLine+readSize)
+	var events []unix.EpollEvent
+	var drain [8]byte
+	for {
+		c.mu.Lock()
+		streams, open, finishing, notices := c.streams, c.open, c.finishing, c.notices
+		c.notices = nil
+		c.mu.Unlock()
+		for _, line := range notices {
+			c.emitNotice(line)
+		}
+		if finishing && open == 0 {
+			break
+		}
+		if n := len(streams) + 1; cap(events) < n {
+			events = make([]unix.EpollEvent, 2*n)
+		}
+		events = events[:cap(events)]
+		wait := c.timeout(streams, finishing)
+		n, woken, err := c.wait(events, wait)
+		if err != nil {
+			if err == unix.EINTR {
+				continue
+			}
+			c.fail(err)
+			break
+		}
+		if woken {
+			unix.Read(c.wake, drain[:])
+		}
+		c.mu.Lock()
+		streams = c.streams // one may have come while we waited
+		c.mu.Unlock()
+		now := time.Now()
+		if finishing && n == 0 && !woken && wait >= int(quiet/time.Millisecond) {
+			break // somebody outside the job holds a pipe open and writes nothing
+		}
+		for _, e := range events[:n] {
+			if c.owner != nil && streams[e.Fd] != c.owner {
+				continue // a stream before this one has just taken the sink; level-triggered: it comes again
+			}
+			c.read(streams[e.Fd], now)
+		}
+		c.expire(streams, now)
+	}
+	for _, s := range c.streams {
+		c.end(s)
+	}
+}
+
+// wait waits for readable streams: events[:n].Fd are indexes of streams.
+func (c *collector) wait(events []unix.EpollEvent, ms int) (n int, woken bool, err error) {
+	if c.owner != nil {
+		fds := []unix.PollFd{{Fd: int32(c.wake), Events: unix.POLLIN}, {Fd: int32(c.owner.fd), Events: unix.POLLIN}}
+		if _, err := unix.Poll(fds, ms); err != nil {
+			return 0, false, err
+		}
+		if fds[1].Revents != 0 {
+			for i, s := range c.streams {
+				if s == c.owner {
+					events[0] = unix.EpollEvent{Fd: int32(i)}
+					n = 1
+				}
+			}
+		}
+		return n, fds[0].Revents != 0, nil
+	}
+	m, err := unix.EpollWait(c.ep, events, ms)
+	if err != nil {
+		return 0, false, err
+	}
+	for _, e := range events[:m] {
+		if e.Fd < 0 {
+			woken = true
+			continue
+		}
+		events[n] = e
+		n++
+	}
+	return n, woken, nil
+}
+
+// timeout is the time in ms until something is due, -1 for none.
+func (c *collector) timeout(streams []*stream, finishing bool) int {
+	var due time.Time
+	if c.owner != nil {
+		due = c.release
+	} else {
+		for _, s := range streams {
+			if len(s.part) > 0 && (due.IsZero() || s.due.Before(due)) {
+				due = s.due
+			}
+		}
+	}
+	if due.IsZero() {
+		if finishing {
+			return int(quiet / time.Millisecond)
+		}
+		return -1
+	}
+	return max(0, int((time.Until(due)+time.Millisecond-1)/time.Millisecond))
+}
+
+// expire shows text that was kept back long enough, and takes the sink from an owner that paused. It runs after
+// everything that was readable has been read.
+func (c *collector) expire(streams []*stream, now time.Time) {
+	if c.owner != nil {
+		if now.Before(c.release) {
+			return
+		}
+		c.owner = nil
+		return // the others are read before anything else is shown
+	}
+	for _, s := range streams {
+		if len(s.part) == 0 || now.Before(s.due) {
+			continue
+		}
+		first := !s.begun
+		c.emit(s, s.part)
+		s.part = s.part[:0]
+		if first {
+			c.own(s, false, now)
+			return
+		}
+	}
+}
+
+func (c *collector) own(s *stream, long bool, now time.Time) {
+	if s.fd < 0 {
+		return
+	}
+	c.owner, c.long, c.release = s, long, now.Add(hold)
+}
+
+func (c *collector) read(s *stream, now time.Time) {
+	if s.fd < 0 {
+		return
+	}
+	kept := copy(c.buf, s.part)
+	n, err := unix.Read(s.fd, c.buf[kept:kept+readSize])
+	if err == unix.EINTR || err == unix.EAGAIN {
+		return
+	}
+	if err != nil || n <= 0 {
+		c.end(s)
+		return
+	}
+	if s.keepTail {
+		s.tail = append(s.tail, c.buf[kept:kept+n]...)
+		if len(s.tail) > 2*tailSize {
+			s.tail = append(s.tail[:0], s.tail[len(s.tail)-tailSize:]...)
+		}
+	}
+	data := c.buf[:kept+n]
+	if cut := lineEnd(data); cut > 0 {
+		c.emit(s, data[:cut])
+		data = data[cut:]
+		if c.owner == s {
+			c.owner = nil
+		}
+	}
+	s.part = s.part[:0]
+	switch {
+	case len(data) == 0:
+	case c.owner == s:
+		c.emit(s, data)
+		if c.long {
+			c.release = now.Add(hold)
+		}
+	case len(data) >= maxLine:
+		c.emit(s, data)
+		c.own(s, true, now)
+	default:
+		s.part = append(s.part, data...)
+		s.due = now.Add(pause)
+	}
+}
+
+// end closes a stream at its end of file and shows what was kept back.
+func (c *collector) end(s *stream) {
+	if s.fd < 0 {
+		return
+	}
+	unix.EpollCtl(c.ep, unix.EPOLL_CTL_DEL, s.fd, nil) // a child between fork and exec may hold it open
+	unix.Close(s.fd)
+	s.fd = -1
+	if c.owner == s {
+		c.owner = nil
+	}
+	c.emit(s, s.part)
+	s.part = nil
+	c.mu.Lock()
+	c.open--
+	c.mu.Unlock()
+}
+
+// lineEnd is the index behind the last line end in data, 0 without one. A carriage return ends a line, too
+// (progress bars), unless it is the last byte: a newline may follow.
+func lineEnd(data []byte) int {
+	nl := bytes.LastIndexByte(data, '\n') + 1
+	if nl == len(data) {
+		return nl
+	}
+	return nl + bytes.LastIndexByte(data[nl:len(data)-1], '\r') + 1
+}
+
+func endsLine(data []byte) bool {
+	return data[len(data)-1] == '\n' || data[len(data)-1] == '\r'
+}
+
+// emit writes text of a stream to its sink. Without tags it is exactly the rank's bytes. With tags each line
+// begins with "[3] "; a line that was cut by another rank's goes on after "[3]+ ".
+func (c *collector) emit(s *stream, data []byte) {
+	if len(data) == 0 || c.failed != nil {
+		return
+	}
+	out := data
+	if s.tag != "" {
+		t := c.tagged[:0]
+		if c.mid != nil && c.mid != s {
+			t = append(t, '\n')
+			c.mid = nil
+		}
+		t = appendTagged(t, s.tag, data, c.mid == s, s.begun && c.mid != s)
+		c.tagged, out = t[:0], t
+	}
+	if _, err := s.sink.Write(out); err != nil {
+		c.fail(err)
+		return
+	}
+	c.last = s
+	s.begun = !endsLine(data)
+	c.mid = nil
+	if s.begun {
+		c.mid = s
+	}
+}
+
+// appendTagged appends data with the tag before each line. inLine: data goes on where the sink stands;
+// cont: data goes on with a line that was cut.
+func appendTagged(t []byte, tag string, data []byte, inLine, cont bool) []byte {
+	for len(data) > 0 {
+		switch {
+		case inLine:
+		case cont:
+			t = append(t, tag[:len(tag)-1]...)
+			t = append(t, '+', ' ')
+		default:
+			t = append(t, tag...)
+		}
+		inLine, cont = false, false
+		n := bytes.IndexByte(data, '\n') + 1
+		if n == 0 {
+			n = len(data)
+		}
+		// A carriage return starts the line again: tag it again, unless a newline follows.
+		if cr := bytes.IndexByte(data[:n], '\r'); cr >= 0 && cr+1 < len(data) && data[cr+1] != '\n' {
+			n = cr + 1
+		}
+		t = append(t, data[:n]...)
+		data = data[n:]
+	}
+	return t
+}
+
+func tagOf(rank int) string { return "[" + strconv.Itoa(rank) + "] " }
+
+func (c *collector) emitNotice(line string) {
+	if c.mid != nil {
+		line = "\n" + line
+		c.mid = nil
+	}
+	c.last = nil
+	io.WriteString(c.errSink, line)
+}
+
+// midLine reports whether the sink stands in the middle of a line. After done.
+func (c *collector) midLine() bool { return c.mid != nil }
+
+// fail takes note that the sink can't be written: the ranks' pipes are closed, so that they see what a
+// program in a pipeline sees when its reader has gone.
+func (c *collector) fail(err error) {
+	if c.failed != nil {
+		return
+	}
+	c.failed = err
+	c.mu.Lock()
+	streams := c.streams
+	c.mu.Unlock()
+	for _, s := range streams {
+		s.part = nil
+		c.end(s)
+	}
+	c.sinkErr(err)
+}
+
+// errBrokenPipe reports whether the reader of the sink has gone.
+func errBrokenPipe(err error) bool { return errors.Is(err, unix.EPIPE) }

@@ -1,0 +1,251 @@
+package launcher
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Program is what the ranks run.
+type Program struct {
+	Name  string `json:"name"`             // as the user wrote it; argv[0]
+	Path  string `json:"path"`             // the file to execute; with GoDir "" until it is built
+	GoDir string `json:"go_dir,omitempty"` // the directory of a Go main package, to be built first
+}
+
+// StartError says that the program can't be started; Code is the exit code for it.
+type StartError struct {
+	Code int // ExitCannotRun or ExitNotFound
+	Msg  string
+	Err  error
+}
+
+func (e *StartError) Error() string {
+	if e.Err == nil {
+		return e.Msg
+	}
+	return e.Msg + ": " + reason(e.Err)
+}
+func (e *StartError) Unwrap() error { return e.Err }
+
+// reason is an error without the system call and the path that the message names already.
+func reason(err error) string {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
+
+// FindProgram finds the program of a job. A name without a slash is looked up in the directories of path (the
+// value of PATH); a directory is a Go main package.
+func FindProgram(name, path string) (Program, error) {
+	p := Program{Name: name}
+	if !strings.Contains(name, "/") {
+		var denied error
+		for _, dir := range filepath.SplitList(path) {
+			if dir == "" {
+				dir = "."
+			}
+			file := filepath.Join(dir, name)
+			err := executable(file)
+			if err == nil {
+				p.Path, err = filepath.Abs(file)
+				return p, err
+			}
+			if errors.Is(err, fs.ErrPermission) && denied == nil {
+				denied = &StartError{Code: ExitCannotRun, Msg: "run " + file, Err: err}
+			}
+		}
+		if denied != nil {
+			return p, denied
+		}
+		msg := "run " + name + ": not found in PATH"
+		if _, err := os.Stat(name); err == nil {
+			msg += "; for the one in this directory say ./" + name
+		}
+		return p, &StartError{Code: ExitNotFound, Msg: msg}
+	}
+	full, err := filepath.Abs(name)
+	if err != nil {
+		return p, &StartError{Code: ExitNotFound, Msg: "run " + name, Err: err}
+	}
+	info, err := os.Stat(full)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		return p, &StartError{Code: ExitNotFound, Msg: "run " + name, Err: err}
+	case err != nil:
+		return p, &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: err}
+	case info.IsDir():
+		if files, _ := filepath.Glob(filepath.Join(globQuote(full), "*.go")); len(files) == 0 {
+			return p, &StartError{Code: ExitCannotRun, Msg: "run " + name + ": is a directory without Go files"}
+		}
+		p.GoDir = full
+		return p, nil
+	}
+	if err := executable(full); err != nil {
+		return p, &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: err}
+	}
+	p.Path = full
+	return p, nil
+}
+
+func globQuote(s string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
+}
+
+// executable is nil for a file that this process may execute.
+func executable(file string) error {
+	info, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		return syscall.EISDIR
+	}
+	if err := syscall.Access(file, 1); err != nil {
+		return err
+	}
+	if info.Mode()&0o111 == 0 {
+		return fs.ErrPermission // to root, access says yes to a file that nobody may execute only for some file systems
+	}
+	return nil
+}
+
+// Build makes the executable of a Go package with the go command and sets Path. Its output goes to w. The result is
+// kept in a directory of the user's cache, so that an unchanged package is not linked again.
+func (p *Program) Build(w io.Writer) error {
+	if p.GoDir == "" || p.Path != "" {
+		return nil
+	}
+	fail := func(err error) error {
+		return &StartError{Code: ExitCannotRun, Msg: "build " + p.Name, Err: err}
+	}
+	tool, err := exec.LookPath("go")
+	if err != nil {
+		return &StartError{Code: ExitNotFound, Msg: "build " + p.Name + ": the go command is not in PATH; install Go, or give an executable instead of a package directory"}
+	}
+	dir, err := buildDir(p.GoDir)
+	if err != nil {
+		return fail(err)
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fail(err)
+	}
+	defer lock.Close() // and gives the lock back
+	if err := flock(lock); err != nil {
+		return fail(err)
+	}
+	out := filepath.Join(dir, filepath.Base(p.GoDir))
+	cmd := exec.Command(tool, "build", "-o", out, ".")
+	cmd.Dir = p.GoDir
+	cmd.Env = append(os.Environ(), "PWD="+p.GoDir)
+	if _, set := os.LookupEnv("CGO_ENABLED"); !set {
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=0")
+	}
+	cmd.Stdout, cmd.Stderr = w, w
+	if err := cmd.Run(); err != nil {
+		if _, ok := errors.AsType[*exec.ExitError](err); ok {
+			return &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": go build failed, see above"}
+		}
+		return fail(err)
+	}
+	if ok, err := isELF(out); err != nil {
+		return fail(err)
+	} else if !ok {
+		return &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": not a main package"}
+	}
+	p.Path = out
+	return nil
+}
+
+func flock(f *os.File) error {
+	for {
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != syscall.EINTR {
+			return err
+		}
+	}
+}
+
+// isELF tells an executable from the archive that go build makes of a package that is not main.
+func isELF(file string) (bool, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	var magic [4]byte
+	_, err = io.ReadFull(f, magic[:])
+	return bytes.Equal(magic[:], []byte("\x7fELF")), err
+}
+
+// buildDir is the private directory for the executable of a package: one that belongs to this user and that nobody
+// else may write, in the user's cache if there is one, else a fresh one.
+func buildDir(pkg string) (string, error) {
+	sum := sha256.Sum256([]byte(pkg))
+	if cache, err := os.UserCacheDir(); err == nil {
+		root := filepath.Join(cache, "gorun", "build")
+		dir := filepath.Join(root, hex.EncodeToString(sum[:8]))
+		if err := os.MkdirAll(dir, 0o700); err == nil && private(root) && private(dir) {
+			return dir, nil
+		}
+	}
+	return os.MkdirTemp("", "gorun-build-")
+}
+
+func private(dir string) bool {
+	var st syscall.Stat_t
+	if syscall.Lstat(dir, &st) != nil {
+		return false
+	}
+	return st.Mode&syscall.S_IFMT == syscall.S_IFDIR && int(st.Uid) == os.Geteuid() && st.Mode&0o022 == 0
+}
+
+// buildTime runs Build and says how long it took.
+func buildTime(p *Program, w io.Writer) (time.Duration, error) {
+	start := time.Now()
+	err := p.Build(w)
+	return time.Since(start), err
+}
+
+// execError explains why exec failed for a program that was found.
+func execError(p Program, err error) error {
+	e := &StartError{Code: ExitCannotRun, Msg: "run " + p.Name, Err: err}
+	switch {
+	case errors.Is(err, syscall.ENOEXEC):
+		e.Msg += ": neither a program for this machine nor a script that begins with #!"
+		e.Err = nil
+	case errors.Is(err, syscall.ENOENT):
+		e.Code = ExitNotFound
+		if _, serr := os.Stat(p.Path); serr == nil {
+			e.Msg += ": its interpreter is missing (first line of a script, or the loader of a dynamic program)"
+			e.Err = nil
+		}
+	}
+	return e
+}
+
+// checkDir reports why dir can't be the ranks' working directory.
+func checkDir(dir string) error {
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = syscall.ENOTDIR
+	}
+	if err == nil {
+		err = syscall.Access(dir, 1)
+	}
+	if err != nil {
+		return &StartError{Code: ExitCannotRun, Msg: fmt.Sprintf("change to working directory %s", dir), Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,471 @@
+package launcher
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+)
+
+const (
+	// patience is when a person is told that gorun waits for ranks that were asked to end.
+	patience = time.Second
+	// unkillable is how long after SIGKILL a rank may take to end: then it hangs in the kernel, and is given up.
+	unkillable = 10 * time.Second
+	// drainAfterSignal bounds how long output is still carried to a reader that does not read, once the job was
+	// interrupted.
+	drainAfterSignal = time.Second
+	// adoptEvery is how often processes that ranks left behind are reaped.
+	adoptEvery = 5 * time.Second
+)
+
+// Options are the surroundings of a run. The zero value runs without input, output and signals.
+type Options struct {
+	Stdin    int // descriptor for rank 0's stdin, when HasStdin
+	HasStdin bool
+	Stdout   io.Writer        // nil: discard. An FD is written directly
+	Stderr   io.Writer        // nil: discard. Also gorun's own messages
+	Signals  <-chan os.Signal // signals that this process received; nil: none
+	Verbose  bool
+
+	// OwnProcess says that this process does nothing but run the job: it has no other children. Then it adopts what
+	// ranks leave behind (as a child subreaper) and ends it, whatever its environment says.
+	OwnProcess bool
+
+	start func(context.Context, node.Config) (control, error) // nil: startNode
+}
+
+// runner is a job that runs.
+type runner struct {
+	plan    *Plan
+	o       Options
+	acct    *Account
+	agent   *agent
+	node    control
+	keeper  *keeper.Keeper
+	started func()   // to be called when rank 0 has its stdin; may be nil
+	release []func() // what to give back at the end, in reverse order
+
+	ending    bool
+	sequence  []syscall.Signal // what is still to be sent to the ranks
+	next      <-chan time.Time // when
+	remind    <-chan time.Time
+	interrupt syscall.Signal
+	cannotRun int
+	alive     int // started and not ended
+	forking   bool
+	order     int
+	lastSig   syscall.Signal
+	endedAt   time.Time
+}
+
+// Run carries a plan out and returns when every rank has ended and all output has been written. Cancelling ctx
+// interrupts the job as SIGTERM does. Nothing of the job is left then, on any path.
+func Run(ctx context.Context, p *Plan, o Options) *Account {
+	r := &runner{plan: p, o: o, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone}}
+	if r.o.Stdout == nil {
+		r.o.Stdout = io.Discard
+	}
+	if r.o.Stderr == nil {
+		r.o.Stderr = io.Discard
+	}
+	if r.o.start == nil {
+		r.o.start = startNode
+	}
+	for _, pr := range p.Ranks {
+		r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: pr.Rank, Host: p.Hosts[pr.Host]})
+	}
+	if err := r.prepare(ctx); err != nil {
+		r.internal(err)
+		r.giveBack()
+		r.acct.End = time.Now()
+		r.acct.settle(0, r.cannotRun)
+		return r.acct
+	}
+	r.run(ctx)
+	r.wind()
+	r.acct.End = time.Now()
+	r.acct.settle(r.interrupt, r.cannotRun)
+	return r.acct
+}
+
+// internal sets the reason for an error of our own, or of the program's start.
+func (r *runner) internal(err error) {
+	r.acct.Reason, r.acct.Error = ReasonInternal, err.Error()
+	if s, ok := errors.AsType[*StartError](err); ok {
+		r.acct.Reason, r.cannotRun = ReasonCannotRun, s.Code
+	}
+}
+
+// later remembers what to give back.
+func (r *runner) later(f func()) { r.release = append(r.release, f) }
+
+func (r *runner) giveBack() {
+	for i := len(r.release) - 1; i >= 0; i-- {
+		r.release[i]()
+	}
+	r.release = nil
+}
+
+// prepare sets up all that the ranks need, and the agent. What it set up is given back by giveBack, also after
+// an error.
+func (r *runner) prepare(ctx context.Context) error {
+	p := r.plan
+	if err := checkDir(p.Dir); err != nil {
+		return err
+	}
+	if p.Program.GoDir != "" && p.Program.Path == "" {
+		took, err := buildTime(&p.Program, r.o.Stderr)
+		if err != nil {
+			return err
+		}
+		r.verbose("built %s in %v", p.Program.GoDir, took.Round(time.Millisecond))
+	}
+	var id [8]byte
+	rand.Read(id[:])
+	r.acct.Job = hex.EncodeToString(id[:])
+
+	if r.o.OwnProcess {
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			return fmt.Errorf("become child subreaper: %w", err)
+		}
+	}
+	k, err := keeper.Start(r.acct.Job)
+	if err != nil {
+		return err
+	}
+	r.keeper = k
+	r.later(k.Stop)
+
+	nodeOf := make([]int, len(p.Ranks))
+	for i, pr := range p.Ranks {
+		nodeOf[i] = pr.Host
+	}
+	r.node, err = r.o.start(ctx, node.Config{Job: r.acct.Job, NodeOf: nodeOf, Host: p.Hosts[0]})
+	if err != nil {
+		return fmt.Errorf("start the bootstrap node: %w", err)
+	}
+	r.later(func() { r.node.Close() })
+
+	portFD, port, err := reservePort()
+	if err != nil {
+		return fmt.Errorf("reserve a port on 127.0.0.1 for MASTER_PORT: %w", err)
+	}
+	r.later(func() { unix.Close(portFD) })
+
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/null: %w", err)
+	}
+	r.later(func() { unix.Close(null) })
+	stdin := null
+	if r.o.HasStdin && p.Stdin >= 0 {
+		fd, started, stop, err := stdinFor(r.o.Stdin)
+		if err != nil {
+			return fmt.Errorf("stdin: %w", err)
+		}
+		stdin = fd
+		r.later(stop)
+		r.started = sync.OnceFunc(started) // our read end goes: the forwarding ends when rank 0 has ended
+		r.later(r.started)
+	}
+
+	atLaunch := p.atLaunch(r.acct.Job, r.node.Control(), "127.0.0.1", port)
+	ranks := make([]agentRank, len(p.Ranks))
+	for i := range p.Ranks {
+		pr := &p.Ranks[i]
+		ranks[i] = agentRank{rank: pr.Rank, path: p.Program.Path, argv: pr.Argv, env: p.environ(pr, atLaunch), dir: p.Dir, stdin: null}
+		if pr.Rank == p.Stdin {
+			ranks[i].stdin = stdin
+		}
+	}
+	r.agent, err = newAgent(agentConfig{ranks: ranks, stdout: r.o.Stdout, stderr: r.o.Stderr, tags: p.TagOutput,
+		keeper: k, ownChild: r.o.OwnProcess, job: r.acct.Job})
+	return err
+}
+
+func (r *runner) verbose(format string, args ...any) {
+	if r.o.Verbose {
+		r.say(format, args...)
+	}
+}
+
+// say shows a line of gorun's own.
+func (r *runner) say(format string, args ...any) {
+	line := "gorun: " + fmt.Sprintf(format, args...) + "\n"
+	if r.agent != nil {
+		r.agent.err.notice(line)
+	} else {
+		io.WriteString(r.o.Stderr, line)
+	}
+}
+
+// run is the life of the job from the first fork until the last rank has ended.
+func (r *runner) run(ctx context.Context) {
+	var timeout, adopt <-chan time.Time
+	if r.plan.Timeout > 0 {
+		t := time.NewTimer(r.plan.Timeout)
+		defer t.Stop()
+		timeout = t.C
+	}
+	if r.o.OwnProcess {
+		t := time.NewTicker(adoptEvery)
+		defer t.Stop()
+		adopt = t.C
+	}
+	done := ctx.Done()
+	r.forking = true
+	r.agent.start()
+	for r.forking || r.alive > 0 {
+		select {
+		case e := <-r.agent.events:
+			r.event(e)
+		case s := <-r.o.Signals:
+			if sig, ok := s.(syscall.Signal); ok {
+				r.signal(sig)
+			}
+		case <-done:
+			done = nil
+			r.signal(syscall.SIGTERM)
+		case <-timeout:
+			if !r.ending {
+				r.acct.Error = fmt.Sprintf("the job has run for %v", r.plan.Timeout)
+			}
+			r.end(ReasonTimeout, syscall.SIGTERM, syscall.SIGKILL)
+		case <-r.next:
+			r.escalate()
+		case <-r.remind:
+			r.remind = nil
+			r.say("%s; waiting up to %v for %s to end", r.progress(), r.plan.KillGrace, r.living())
+		case <-adopt:
+			r.agent.adopted()
+		}
+	}
+}
+
+// progress says why the job is being ended.
+func (r *runner) progress() string {
+	switch r.acct.Reason {
+	case ReasonFailed:
+		for i := range r.acct.Ranks {
+			if a := &r.acct.Ranks[i]; a.order > 0 && !a.status.ok() {
+				return fmt.Sprintf("rank %d %v", a.Rank, a.status)
+			}
+		}
+		return "a rank failed"
+	case ReasonSignal:
+		return "interrupted by " + signalName(r.interrupt)
+	case ReasonTimeout:
+		return "timeout"
+	}
+	return "the job ends"
+}
+
+func (r *runner) living() string {
+	var ranks []int
+	for i := range r.acct.Ranks {
+		if a := &r.acct.Ranks[i]; a.PID != 0 && !a.done {
+			ranks = append(ranks, a.Rank)
+		}
+	}
+	return ranksText(ranks)
+}
+
+func (r *runner) event(e agentEvent) {
+	switch e.kind {
+	case rankStarted:
+		a := &r.acct.Ranks[e.rank]
+		a.PID, a.Start = e.pid, e.at
+		r.alive++
+	case rankFailed:
+		if !r.ending {
+			r.internal(execError(r.plan.Program, e.err))
+			r.end(r.acct.Reason, syscall.SIGKILL)
+		}
+	case forksDone:
+		r.forking = false
+		if r.started != nil {
+			r.started()
+		}
+		r.acct.Started = time.Since(r.acct.Start)
+	case rankExited:
+		r.exited(e)
+	case keeperDied:
+		if !r.ending {
+			r.acct.Error = fmt.Sprintf("the keeper (pid %d) died: the job was ended, for nothing would have ended it if gorun were killed", r.keeper.PID())
+			r.end(ReasonInternal, syscall.SIGTERM, syscall.SIGKILL)
+		}
+	case sinkFailed:
+		switch {
+		case r.ending:
+		case errBrokenPipe(e.err):
+			r.end(ReasonReader, syscall.SIGTERM, syscall.SIGKILL)
+		default:
+			r.acct.Error = "write stdout: " + e.err.Error()
+			r.end(ReasonInternal, syscall.SIGTERM, syscall.SIGKILL)
+		}
+	}
+}
+
+func (r *runner) exited(e agentEvent) {
+	a := &r.acct.Ranks[e.rank]
+	r.alive--
+	r.order++
+	a.order, a.done, a.End, a.status = r.order, true, e.at, e.status
+	a.Code = e.status.code()
+	if e.status.Signal != 0 {
+		a.Signal = signalName(e.status.Signal)
+	}
+	if r.lastSig != 0 {
+		a.Stopped = signalName(r.lastSig)
+	}
+	r.node.RankExited(e.rank, e.status.code(), e.status.cause())
+	if !e.status.ok() && !r.ending {
+		a.Stopped = ""
+		r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
+	}
+}
+
+// end begins to end the job: the signals go to all ranks, each a kill grace after the one before.
+func (r *runner) end(why Reason, signals ...syscall.Signal) {
+	if r.ending {
+		return
+	}
+	r.ending = true
+	r.acct.Reason = why
+	r.agent.stopForks()
+	r.sequence = signals
+	r.escalate()
+	if r.plan.KillGrace > patience && r.lastSig != syscall.SIGKILL {
+		r.remind = time.After(patience)
+	}
+}
+
+// escalate sends the next signal of the sequence.
+func (r *runner) escalate() {
+	r.next = nil
+	if len(r.sequence) == 0 {
+		// SIGKILL was not enough.
+		r.say("%s did not end after SIGKILL: hangs in the kernel, given up", r.living())
+		r.forking, r.alive = false, 0
+		return
+	}
+	r.lastSig = r.sequence[0]
+	r.sequence = r.sequence[1:]
+	r.agent.signal(r.lastSig)
+	switch {
+	case len(r.sequence) == 0 && r.lastSig == syscall.SIGKILL:
+		r.next = time.After(unkillable)
+	case r.plan.KillGrace == 0:
+		r.escalate()
+	default:
+		r.next = time.After(r.plan.KillGrace)
+	}
+}
+
+// signal is what gorun does on a signal to itself.
+func (r *runner) signal(sig syscall.Signal) {
+	switch sig {
+	case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP:
+		if !r.ending {
+			r.interrupt = sig
+			if sig == syscall.SIGINT {
+				r.end(ReasonSignal, syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL)
+			} else {
+				r.end(ReasonSignal, syscall.SIGTERM, syscall.SIGKILL)
+			}
+			return
+		}
+		if sig == syscall.SIGINT && r.lastSig != syscall.SIGKILL {
+			r.sequence = []syscall.Signal{syscall.SIGKILL}
+			r.escalate()
+		}
+	case syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT:
+		r.agent.signal(sig)
+	}
+}
+
+// wind ends what ranks left behind, lets the output run dry and gives everything back.
+func (r *runner) wind() {
+	a := r.acct
+	a.Ended = time.Since(a.Start)
+	for i := range a.Ranks {
+		if a.Ranks[i].PID != 0 {
+			a.Ranks[i].Joined, a.Ranks[i].Left = r.node.Joined(a.Ranks[i].Rank)
+		}
+	}
+	a.LeftOver = r.agent.reap()
+	if a.LeftOver > 0 {
+		r.verbose("killed %d processes that ranks had left behind", a.LeftOver)
+	}
+	r.verbose("%d ranks started in %v, all ended after %v", len(a.Ranks), a.Started.Round(time.Microsecond), a.Ended.Round(time.Microsecond))
+	r.drain()
+	for i := range a.Ranks {
+		a.Ranks[i].tail, a.Ranks[i].shown = r.agent.tail(i)
+	}
+	a.midLine = r.agent.err.midLine()
+	r.agent.close()
+	r.giveBack()
+}
+
+// drain waits for the collectors. A slow reader is waited for as long as it takes, unless the user has interrupted
+// the job or does so now.
+func (r *runner) drain() {
+	done := r.agent.finish()
+	var giveUp <-chan time.Time
+	if r.acct.Reason == ReasonSignal || r.acct.Reason == ReasonTimeout {
+		giveUp = time.After(drainAfterSignal)
+	}
+	for {
+		select {
+		case <-done:
+			return
+		case <-giveUp:
+			return
+		case e := <-r.agent.events:
+			r.event(e)
+		case s := <-r.o.Signals:
+			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
+				if !r.ending {
+					r.ending, r.interrupt, r.acct.Reason = true, s.(syscall.Signal), ReasonSignal
+				}
+				return
+			}
+		}
+	}
+}
+
+// WriteReport writes the account as JSON to a file, whole or not at all.
+func (a *Account) WriteReport(file string) error {
+	data, err := json.MarshalIndent(a, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".gorun-report-*")
+	if err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	_, err = tmp.Write(append(data, '\n'))
+	err = errors.Join(err, tmp.Chmod(0o644), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), file)
+	}
+	if err != nil {
+		os.Remove(tmp.Name())
+		return fmt.Errorf("write report: %w", err)
+	}
+	return nil
+}
