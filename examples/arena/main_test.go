@@ -1,0 +1,32 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/examples/internal/exampletest"
+)
+
+func TestArena(t *testing.T) {
+	for _, ranks := range []int{1, 2, 4, 7} {
+		for _, n := range []int{1, 3, 10_000} {
+			t.Run(fmt.Sprintf("%d ranks, %d elements", ranks, n), func(t *testing.T) {
+				out := exampletest.InProcess(t, ranks, func(ctx context.Context, job *bootstrap.Job, stdout io.Writer) error {
+					return arena(ctx, job, n, stdout)
+				})
+				exampletest.Contains(t, out, fmt.Sprintf("on all %d ranks\n", ranks), "1 registration: ", ", 0 bytes staged\n")
+			})
+		}
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	exampletest.Processes(t, 2, func(ctx context.Context, job *bootstrap.Job, stdout io.Writer) error {
+		return arena(ctx, job, 5000, stdout)
+	})
+}
+
+func TestAlone(t *testing.T) { exampletest.Alone(t, run, "-n", "100") }

@@ -1,0 +1,32 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/examples/internal/exampletest"
+)
+
+func TestLocalReg(t *testing.T) {
+	for _, ranks := range []int{1, 2, 4, 7} {
+		for _, n := range []int{1, 3, 100_000} {
+			t.Run(fmt.Sprintf("%d ranks, %d elements", ranks, n), func(t *testing.T) {
+				out := exampletest.InProcess(t, ranks, func(ctx context.Context, job *bootstrap.Job, stdout io.Writer) error {
+					return localReg(ctx, job, n, 10, stdout)
+				})
+				exampletest.Contains(t, out, ", 0 bytes staged\n", "0 registrations, 1 call: ")
+			})
+		}
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	exampletest.Processes(t, 2, func(ctx context.Context, job *bootstrap.Job, stdout io.Writer) error {
+		return localReg(ctx, job, 5000, 10, stdout)
+	})
+}
+
+func TestAlone(t *testing.T) { exampletest.Alone(t, run, "-n", "100", "-calls", "3") }
