@@ -1,0 +1,156 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// hostDevice is the host platform. See host_drive.go for how work gets done.
+type hostDevice struct {
+	dev   *Device
+	cores int // that this rank may compute on
+	spin  int // passes over the tasks before a wait gives the core away
+
+	space addressSpace
+
+	bell   atomic.Pointer[Bell] // what the driver sleeps on
+	own    Bell
+	parker *parker
+
+	streams atomic.Pointer[[]*hostStream] // copied when it changes
+	smu     sync.Mutex                    // guards changes of streams
+
+	driver   driver
+	captures captureSet
+	pool     workers
+	copies   taskPool[copyTask]
+	fills    taskPool[fillTask]
+	helpers  sync.WaitGroup // host functions and release callbacks under way
+}
+
+// hostDevices counts those open in this process: ranks that live together wait differently.
+var hostDevices atomic.Int32
+
+func newHostDevice(d *Device) *hostDevice {
+	h := &hostDevice{dev: d, parker: newParker()}
+	cores, localSize := machineCores(), 1
+	if n, err := strconv.Atoi(os.Getenv("GORUN_LOCAL_SIZE")); err == nil && n > 0 {
+		localSize = n
+	}
+	h.cores = max(1, cores/localSize)
+	// A peer that has a core of its own answers within a microsecond; one that waits for ours does not.
+	h.spin = 4
+	if localSize <= cores {
+		h.spin = 300
+	}
+	h.streams.Store(new([]*hostStream))
+	h.driver.init(h)
+	h.pool.init(h)
+	h.bell.Store(&h.own)
+	parkers.Store(&h.own, h.parker)
+	hostDevices.Add(1)
+	return h
+}
+
+// machineCores is what the scheduler grants this process.
+func machineCores() int {
+	n := runtime.GOMAXPROCS(0)
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err == nil && set.Count() > 0 {
+		n = min(n, set.Count())
+	}
+	return n
+}
+
+func (d *hostDevice) kind() Platform { return Host }
+
+func (d *hostDevice) String() string {
+	if d.cores == 1 {
+		return "host (1 core)"
+	}
+	return fmt.Sprintf("host (%d cores)", d.cores)
+}
+
+// close ends the device's goroutines and gives up its addresses. Streams are gone by now.
+func (d *hostDevice) close() error {
+	d.driver.stop()
+	d.pool.stop()
+	d.helpers.Wait()
+	parkers.Delete(&d.own)
+	parkers.CompareAndDelete(d.bell.Load(), d.parker)
+	hostDevices.Add(-1)
+	return d.space.close()
+}
+
+func (d *hostDevice) setBell(b *Bell) error {
+	if b == nil {
+		return &Error{Op: "set bell", Err: errors.New("no bell")}
+	}
+	if b == &d.own {
+		return nil
+	}
+	for {
+		old := d.bell.Load()
+		switch {
+		case old == b:
+			return nil
+		case old != &d.own:
+			return &Error{Op: "set bell", Err: errors.New("the device has another bell already")}
+		}
+		if _, taken := parkers.LoadOrStore(b, d.parker); taken {
+			return &Error{Op: "set bell", Err: errors.New("it is the bell of another device of this process")}
+		}
+		if d.bell.CompareAndSwap(old, b) {
+			old.Ring() // the driver may sleep on it
+			return nil
+		}
+		parkers.Delete(b)
+	}
+}
+
+func (d *hostDevice) ring() {
+	d.driver.rung.Store(true)
+	d.bell.Load().Ring()
+}
+
+// failed lets the driver cancel what is enqueued.
+func (d *hostDevice) failed() {
+	d.ring()
+	d.driver.background.wake()
+}
+
+func (d *hostDevice) alloc(bytes uint64, kind AllocKind, name string) (platformMemory, error) {
+	m, err := d.space.alloc(bytes, kind, name)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (d *hostDevice) mapShared(s SharedMemory) (platformPeer, error) {
+	p, err := mapPeer(s)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// loadKernel has nothing to load: kernels run their Host function.
+func (d *hostDevice) loadKernel(string, string) (platformKernel, error) { return nil, nil }
+
+// pending reports whether any stream has work left.
+func (d *hostDevice) pending() bool {
+	for _, s := range *d.streams.Load() {
+		if s.pending() {
+			return true
+		}
+	}
+	return false
+}

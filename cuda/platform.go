@@ -1,0 +1,85 @@
+package cuda
+
+import (
+	"context"
+	"unsafe"
+)
+
+// platform is what a kind of device does. The exported types check arguments, keep count of what is open and
+// own the rules that are the same everywhere; below this seam is the host (host*.go), and a driver library with CUDA's
+// calls fits under it: each method is one or two calls of such a library.
+type platform interface {
+	kind() Platform
+	String() string
+	close() error
+
+	setBell(b *Bell) error
+	ring()
+	failed() // the device has got its sticky error
+
+	// unsafeCall is asked before calls that a capture forbids to this thread. It invalidates the captures that forbid it.
+	unsafeCall(op string) error
+
+	alloc(bytes uint64, kind AllocKind, name string) (platformMemory, error)
+	mapShared(s SharedMemory) (platformPeer, error)
+	newStream() (platformStream, error)
+	newEvent() (platformEvent, error)
+	// loadKernel compiles or finds a kernel; nil: the platform runs the Host function.
+	loadKernel(name, source string) (platformKernel, error)
+}
+
+type platformMemory interface {
+	pointer() unsafe.Pointer
+	share() (SharedMemory, error)
+	free() error
+}
+
+type platformPeer interface {
+	bytes() []byte
+	close() error
+}
+
+type platformStream interface {
+	handle() uintptr
+	synchronize(ctx context.Context) error
+	query() (bool, error)
+	close() error
+	submit(t Task) error
+	hostFunc(fn func()) error
+	record(e platformEvent) error
+	wait(e platformEvent) error
+	copy(dst, src unsafe.Pointer, n uint64) error
+	fill(dst unsafe.Pointer, n uint64, pattern uint64, width int) error
+	beginCapture(mode CaptureMode) error
+	endCapture() (platformGraph, error)
+	capture() *Capture
+}
+
+type platformEvent interface {
+	query() (bool, error)
+	synchronize(ctx context.Context) error
+	close() error
+}
+
+type platformKernel interface {
+	launch(s platformStream, g Grid, args unsafe.Pointer, size uintptr) error
+}
+
+type platformCapture interface {
+	state() CaptureState
+	invalidate(cause error)
+	after(s platformStream, key any)
+	mark(s platformStream, key any)
+}
+
+type platformGraph interface {
+	numNodes() int
+	onRelease(fn func()) error
+	instantiate() (platformExec, error)
+	destroy() error
+}
+
+type platformExec interface {
+	launch(s platformStream) error
+	destroy() error
+}
