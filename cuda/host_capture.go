@@ -245,7 +245,9 @@ func (c *hostCapture) with(p platformStream, fn func(*recording)) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	fn(s.rec)
+	if c.st != CaptureNone {
+		fn(s.rec)
+	}
 }
 
 func (s *hostStream) endCapture() (platformGraph, error) {

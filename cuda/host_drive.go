@@ -142,7 +142,14 @@ func (d *driver) park(ctx context.Context, s *hostStream, target uint64) bool {
 		return true
 	}
 	if d.background.driving.Load() {
-		d.h.ring() // it lets go when somebody waits
+		// It lets go when somebody waits, and mostly at once: that is cheaper to wait for than to be woken.
+		d.h.ring()
+		for range minYields {
+			if !d.background.driving.Load() {
+				return true
+			}
+			yield()
+		}
 	}
 	select {
 	case <-w.ch:
@@ -335,6 +342,16 @@ func (w *idler) wait(ctx context.Context) {
 	}
 	if n%16 == 0 {
 		runtime.Gosched()
+	}
+	yield()
+}
+
+// yield lets another thread of the machine run, or another goroutine where ranks share the process. The raw call keeps this goroutine's place in its
+// own scheduler, which would take its time.
+func yield() {
+	if hostDevices.Load() > 1 {
+		runtime.Gosched()
+		return
 	}
 	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 }

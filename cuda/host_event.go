@@ -18,8 +18,8 @@ type hostEvent struct {
 	rec    *capturedEvent // recorded last in a capture
 }
 
-func (h *hostDevice) newEvent() (platformEvent, error) {
-	return &hostEvent{h: h, id: lastID.Add(1)}, nil
+func (h *hostDevice) newEvent(id uint64) (platformEvent, error) {
+	return &hostEvent{h: h, id: id}, nil
 }
 
 func (e *hostEvent) String() string { return fmt.Sprintf("event %d", e.id) }

@@ -11,7 +11,6 @@ import (
 // in the order of the Launch calls.
 type hostGraph struct {
 	h     *hostDevice
-	id    uint64
 	nodes []graphNode
 	roots []int32
 
@@ -40,7 +39,7 @@ type userObject struct {
 }
 
 func newHostGraph(h *hostDevice, captured []capturedNode) *hostGraph {
-	g := &hostGraph{h: h, id: lastID.Add(1), nodes: make([]graphNode, len(captured)),
+	g := &hostGraph{h: h, nodes: make([]graphNode, len(captured)),
 		missing: make([]int32, len(captured)), active: make([]int32, 0, len(captured))}
 	for i, n := range captured {
 		g.nodes[i].task = n.task

@@ -64,10 +64,10 @@ func (m mark) reached() (bool, error) {
 	return true, nil
 }
 
-func (h *hostDevice) newStream() (platformStream, error) {
+func (h *hostDevice) newStream(id uint64) (platformStream, error) {
 	h.smu.Lock()
 	defer h.smu.Unlock()
-	s := &hostStream{h: h, id: lastID.Add(1), queue: make([]entry, 16)}
+	s := &hostStream{h: h, id: id, queue: make([]entry, 16)}
 	list := append([]*hostStream(nil), *h.streams.Load()...)
 	list = append(list, s)
 	h.streams.Store(&list)

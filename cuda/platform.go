@@ -22,8 +22,8 @@ type platform interface {
 
 	alloc(bytes uint64, kind AllocKind, name string) (platformMemory, error)
 	mapShared(s SharedMemory) (platformPeer, error)
-	newStream() (platformStream, error)
-	newEvent() (platformEvent, error)
+	newStream(id uint64) (platformStream, error)
+	newEvent(id uint64) (platformEvent, error)
 	// loadKernel compiles or finds a kernel; nil: the platform runs the Host function.
 	loadKernel(name, source string) (platformKernel, error)
 }

@@ -5,17 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync/atomic"
 	"unsafe"
 )
 
 // Stream is an ordered queue of work. Enqueueing never waits for a peer. A stream's first failure is sticky on that stream:
 // what was enqueued behind it is not carried out, and Synchronize returns it.
 type Stream struct {
-	dev    *Device
-	id     uint64
-	raw    platformStream
-	closed atomic.Bool
+	dev *Device
+	id  uint64
+	raw platformStream
 }
 
 // NewStream makes a stream.
@@ -25,7 +23,7 @@ func (d *Device) NewStream() (*Stream, error) {
 	if err := d.opening(op, s); err != nil {
 		return nil, err
 	}
-	raw, err := d.plat.newStream()
+	raw, err := d.plat.newStream(s.id)
 	if err != nil {
 		d.closing(s)
 		return nil, &Error{Op: op, Err: err}
@@ -41,7 +39,7 @@ func (s *Stream) Device() *Device { return s.dev }
 func (s *Stream) Handle() uintptr { return s.raw.handle() }
 
 // String is "stream 3".
-func (s *Stream) String() string { return fmt.Sprintf("stream %d", s.Handle()) }
+func (s *Stream) String() string { return fmt.Sprintf("stream %d", s.id) }
 
 // Synchronize waits until all work that was enqueued before is done, driving all streams of the device meanwhile. A ctx that ends gives an error that names what
 // the stream was in (Waiter) and unwraps to the ctx's cause; the work stays enqueued. On a capturing stream it is ErrCaptureUnsafe and invalidates the capture.
@@ -130,7 +128,7 @@ func (d *Device) NewEvent() (*Event, error) {
 	if err := d.opening(op, e); err != nil {
 		return nil, err
 	}
-	raw, err := d.plat.newEvent()
+	raw, err := d.plat.newEvent(e.id)
 	if err != nil {
 		d.closing(e)
 		return nil, &Error{Op: op, Err: err}
