@@ -2,15 +2,94 @@ package nccl
 
 import (
 	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
 )
 
+// closeWait is how long Close waits for the other members: long enough for ranks that end together, short enough for a defer.
+const closeWait = 2 * time.Second
+
 // Comm is a communicator: a group of ranks, one device each. Its calls come from one goroutine at a time and in the same
 // order on all members; Abort, Err and Stats from any goroutine. Close it after its graphs and before its device.
-type Comm struct{ todo int }
+type Comm struct {
+	job     *bootstrap.Job
+	dev     *cuda.Device
+	name    string
+	rank    int
+	ranks   []int // job ranks of the members
+	check   CheckMode
+	timeout time.Duration
+	uid     bootstrap.UniqueID
+	id      uint64 // first word of uid: names the accounts
+	key     string // uid in hexadecimal: names groups and exports
+	group   *bootstrap.Group
+	acct    *bootstrap.Account
+	peers   []peer // by rank
+	be      backend
+	failed  atomic.Pointer[failure]
+
+	// Only the goroutine that makes the calls touches these.
+	one       [1]Call // the call being enqueued: no allocation
+	grouping  int     // depth of Group
+	collected []Call
+	splits    int
+	watchFrom int // which peer is compared first, where not all are at each call
+
+	mu      sync.Mutex // guards what follows; never held over a call that waits
+	closing bool
+	closed  bool
+	gate    Gate
+	gateSeq uint64 // record of the lease
+	holders map[*holding]struct{}
+	regs    map[uint64]*registered // by memory id
+	pairs   map[int]*bootstrap.Group
+
+	wg     sync.WaitGroup // goroutines that Close waits for
+	ctx    context.Context
+	cancel context.CancelCauseFunc // ends them
+	unsee  func()                  // stops the watch of the job's events
+
+	calls, direct, staged atomic.Uint64
+}
+
+// peer is another member as this one sees it.
+type peer struct {
+	acct *bootstrap.Account
+	bell *cuda.Bell
+}
+
+type failure struct{ err error }
+
+// backend carries calls out: the host's collectives, or a vendor's library.
+type backend interface {
+	// issue enqueues the calls of one group on their streams. mode is 0 for eager calls. p2p calls come last.
+	issue(calls []Call, mode Mode) error
+	before(r Replay, s *cuda.Stream) error
+	after(r Replay, s *cuda.Stream) error
+	// ticket takes this rank's next place in the order in which its tasks run.
+	ticket() uint64
+
+	register(m *cuda.Memory) error
+	deregister(m *cuda.Memory)
+	prepare(ctx context.Context, group []Call, layouts [][]byte) error
+	drain()
+
+	outstanding() int     // eager calls and replays that are enqueued and not done
+	tell(err error) error // tells the members of a failure; returns the first that was told
+	told() error          // the failure that a member has told, else nil
+	declareClosed(n uint64)
+	peerClosed(rank int) (n uint64, closed bool)
+	mappings() int
+	release()
+}
 
 // Config are the settings of Init; nil: all defaults.
 type Config struct {
@@ -25,8 +104,8 @@ type CheckMode uint8
 
 const (
 	Watch  CheckMode = iota // a contradiction is an error at once; lateness only at the caller's deadline
-	Strict                  // each call waits for the others' description before it is issued
-	Trust                   // nothing is compared
+	Strict                  // each collective waits for the others' description before it is issued
+	Trust                   // the ledgers are not compared; a backend may still see a contradiction
 )
 
 // Init makes a communicator of all ranks of the job. The unique id is made by its first rank and travels by
@@ -35,36 +114,452 @@ func Init(ctx context.Context, job *bootstrap.Job, dev *cuda.Device) (*Comm, err
 	return InitConfig(ctx, job, dev, nil)
 }
 
-// InitConfig is Init with settings.
-func InitConfig(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, c *Config) (*Comm, error) {
-	panic("stub")
+// InitConfig is Init with settings. It fails on all members if it fails on one, and leaves nothing behind.
+func InitConfig(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, cfg *Config) (*Comm, error) {
+	var set Config
+	if cfg != nil {
+		set = *cfg
+	}
+	if set.Name == "" {
+		set.Name = "world"
+	}
+	if set.Ranks == nil {
+		for r := range job.Size() {
+			set.Ranks = append(set.Ranks, r)
+		}
+	}
+	if set.Timeout == 0 {
+		set.Timeout = 60 * time.Second
+	}
+	ranks := fmt.Sprint(set.Ranks)
+	return initComm(ctx, job, dev, set, fmt.Sprintf("%s%s#%d", set.Name, ranks, nextInit(job, set.Name+ranks)))
 }
 
-func (c *Comm) Name() string         { panic("stub") }
-func (c *Comm) Rank() int            { panic("stub") }
-func (c *Comm) Size() int            { panic("stub") }
-func (c *Comm) JobRank(rank int) int { panic("stub") }
-func (c *Comm) Device() *cuda.Device { panic("stub") }
-func (c *Comm) Job() *bootstrap.Job  { panic("stub") }
-func (c *Comm) String() string       { panic("stub") } // "communicator world (rank 1 of 4)"
+// initComm makes a communicator; meeting is a name for it that its members share and no other communicator of the job has.
+func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Config, meeting string) (comm *Comm, err error) {
+	c := &Comm{job: job, dev: dev, name: set.Name, ranks: slices.Clone(set.Ranks), check: set.Check, timeout: set.Timeout,
+		holders: map[*holding]struct{}{}, regs: map[uint64]*registered{}, pairs: map[int]*bootstrap.Group{}}
+	c.rank = slices.Index(c.ranks, job.Rank())
+	fail := func(err error) (*Comm, error) { return nil, c.errorf("init", err) }
+	switch {
+	case dev == nil:
+		return fail(causef(ErrArgument, "no device"))
+	case c.rank < 0:
+		return fail(causef(ErrArgument, "rank %d of the job is no member of %v", job.Rank(), c.ranks))
+	case set.Check > Trust:
+		return fail(causef(ErrArgument, "unknown check mode %d", set.Check))
+	case dev.Platform() != cuda.Host:
+		return fail(fmt.Errorf("no collectives for platform %v in this version; GORUN_DEVICE=host chooses the host platform", dev.Platform()))
+	}
+	for i, r := range c.ranks {
+		if r < 0 || r >= job.Size() || slices.Contains(c.ranks[:i], r) {
+			return fail(causef(ErrArgument, "members %v: rank %d is twice in it, or not in the job of %d", c.ranks, r, job.Size()))
+		}
+		if job.NodeOf(r) != job.Node() {
+			return fail(fmt.Errorf("ranks %d and %d are on different hosts; the host platform's collectives work within one host", job.Rank(), r))
+		}
+	}
+	waitCtx, done := context.WithTimeout(ctx, set.Timeout)
+	defer done()
+	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	defer func() {
+		if err != nil {
+			c.releaseAll(err)
+		}
+	}()
 
-// Split makes communicators of the members with equal color, ordered by key, then rank. A negative color takes no part and gives nil. Collective.
-func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) { panic("stub") }
+	if c.uid, err = c.meetID(waitCtx, "nccl "+meeting); err != nil {
+		return fail(err)
+	}
+	c.key = hex.EncodeToString(c.uid[:16])
+	for i := range 8 {
+		c.id |= uint64(c.uid[i]) << (8 * i)
+	}
+	if c.group, err = job.Group("nccl "+c.key, c.ranks); err != nil {
+		return fail(err)
+	}
+	own, err := job.Ledger(job.Rank())
+	if err != nil {
+		return fail(err)
+	}
+	if err := dev.SetBell(cuda.BellAt(own.Bell())); err != nil {
+		return fail(err)
+	}
+	if c.acct, err = own.OpenAccount(c.id); err != nil {
+		return fail(err)
+	}
+	if len(c.ranks) == 1 {
+		c.be = &alone{c: c}
+	} else if c.be, err = newHost(waitCtx, c); err != nil {
+		// The others learn of it below.
+		c.be = nil
+	}
+	if err := c.commit(waitCtx, err); err != nil {
+		return fail(err)
+	}
+	c.peers = make([]peer, len(c.ranks))
+	for i, r := range c.ranks {
+		l, err := job.Ledger(r)
+		if err != nil {
+			return fail(err)
+		}
+		c.peers[i] = peer{acct: l.FindAccount(c.id), bell: cuda.BellAt(l.Bell())}
+		if c.peers[i].acct == nil {
+			return fail(fmt.Errorf("rank %d has no account in its ledger", i))
+		}
+	}
+	if h, ok := c.be.(*host); ok {
+		h.start()
+	}
+	// Nobody uses the communicator before all can.
+	if err := c.commit(waitCtx, nil); err != nil {
+		return fail(err)
+	}
+	c.unsee = job.Watch(c.event)
+	return c, nil
+}
+
+// commit tells the members whether this one is ready, and fails with the first member's error if one is not.
+func (c *Comm) commit(ctx context.Context, own error) error {
+	v := []byte{byte(c.check)}
+	if own != nil {
+		v = append(v, own.Error()...)
+	}
+	all, err := c.group.Meet(ctx, v, "init of communicator "+c.name)
+	if err != nil {
+		return err
+	}
+	for r, v := range all {
+		switch {
+		case len(v) == 0:
+			return fmt.Errorf("rank %d sent an empty message", r)
+		case len(v) > 1 && r == c.rank:
+			return own
+		case len(v) > 1:
+			return fmt.Errorf("rank %d: %s", r, v[1:])
+		case v[0] != all[0][0]:
+			return causef(ErrMismatch, "rank %d: check mode %d; rank 0: %d", r, v[0], all[0][0])
+		}
+	}
+	return nil
+}
+
+// event is called for what happens to the job's ranks.
+func (c *Comm) event(e bootstrap.Event) {
+	if e.Kind != bootstrap.RankDied && e.Kind != bootstrap.RankLeft {
+		return
+	}
+	r := slices.Index(c.ranks, e.Rank)
+	if r < 0 || r == c.rank {
+		return
+	}
+	if err := c.ended(r, e.Err); err != nil {
+		c.fail(err, true, false)
+	}
+}
+
+// ended is the failure that the end of a member is: none if it had closed the communicator.
+func (c *Comm) ended(r int, e *bootstrap.RankError) error {
+	if _, closed := c.be.peerClosed(r); closed || e == nil {
+		return nil
+	}
+	text := e.Error()
+	if e.Left {
+		text = fmt.Sprintf("rank %d left the job without closing communicator %s", r, c.name)
+	}
+	return &cause{kind: ErrRank, text: text, err: e}
+}
+
+// fail ends the communicator with a cause: the first one wins, among all members. tell: the others do not know yet. wait: break the
+// graphs on this goroutine, before fail returns. It returns the cause that won.
+func (c *Comm) fail(err error, tell, wait bool) error {
+	if f := c.failed.Load(); f != nil {
+		return f.err
+	}
+	if tell && c.be != nil {
+		err = c.be.tell(err)
+	}
+	f := &failure{err}
+	if !c.failed.CompareAndSwap(nil, f) {
+		return c.failed.Load().err
+	}
+	if c.cancel != nil {
+		c.cancel(err)
+	}
+	c.dev.Ring()
+	c.mu.Lock()
+	var broken []Holder
+	if !c.closed {
+		for h := range c.holders {
+			broken = append(broken, h.Holder)
+		}
+	}
+	if len(broken) > 0 && !wait {
+		c.wg.Add(1) // under mu: Close has not begun to wait
+		go func() {
+			defer c.wg.Done()
+			breakAll(broken, err)
+		}()
+	}
+	c.mu.Unlock()
+	if wait {
+		breakAll(broken, err)
+	}
+	return err
+}
+
+func breakAll(hs []Holder, cause error) {
+	for _, h := range hs {
+		h.Break(cause)
+	}
+}
+
+// failure is why the communicator does not work, as far as this rank knows; nil while it does.
+func (c *Comm) failure() error {
+	if f := c.failed.Load(); f != nil {
+		return f.err
+	}
+	return nil
+}
+
+// usable is failure, with a look at what other members tell, and ErrClosed after Close.
+func (c *Comm) usable() error {
+	if f := c.failed.Load(); f != nil {
+		return f.err
+	}
+	c.mu.Lock()
+	closed := c.closing || c.closed
+	c.mu.Unlock()
+	if closed {
+		return ErrClosed
+	}
+	if err := c.be.told(); err != nil {
+		return c.fail(err, false, false)
+	}
+	return nil
+}
+
+func (c *Comm) errorf(op string, err error) error {
+	return &Error{Op: op, Comm: c.name, Rank: c.rank, Err: err}
+}
+
+// Name is the communicator's name, for messages.
+func (c *Comm) Name() string { return c.name }
+
+// Rank is this rank's number in the communicator.
+func (c *Comm) Rank() int { return c.rank }
+
+// Size is the number of members.
+func (c *Comm) Size() int { return len(c.ranks) }
+
+// JobRank is a member's rank in the job.
+func (c *Comm) JobRank(rank int) int { return c.ranks[rank] }
+
+// Device is this rank's device.
+func (c *Comm) Device() *cuda.Device { return c.dev }
+
+// Job is the job that the communicator is part of.
+func (c *Comm) Job() *bootstrap.Job { return c.job }
+
+// String is "communicator world (rank 1 of 4)".
+func (c *Comm) String() string {
+	return fmt.Sprintf("communicator %s (rank %d of %d)", c.name, c.rank, len(c.ranks))
+}
 
 // Err is nil while the communicator works, else why it does not: every later call returns it.
-func (c *Comm) Err() error { panic("stub") }
+func (c *Comm) Err() error {
+	if f := c.failed.Load(); f != nil {
+		return c.errorf("use", f.err)
+	}
+	c.mu.Lock()
+	closed := c.closed
+	c.mu.Unlock()
+	if closed {
+		return c.errorf("use", ErrClosed)
+	}
+	if err := c.be.told(); err != nil {
+		return c.errorf("use", c.fail(err, false, false))
+	}
+	return nil
+}
 
 // Abort ends the communicator here and now, with the cause: enqueued operations fail, graphs that hold it break, the others learn of it
-// and fail with an error that names this rank. From any goroutine, more than once.
-func (c *Comm) Abort(cause error) error { panic("stub") }
+// and fail with an error that names this rank. From any goroutine, more than once: the first cause stays.
+func (c *Comm) Abort(err error) error {
+	c.mu.Lock()
+	closed := c.closed
+	c.mu.Unlock()
+	if closed {
+		return nil
+	}
+	text := fmt.Sprintf("%v by rank %d", ErrAborted, c.rank)
+	if err != nil {
+		text += ": " + err.Error()
+	}
+	c.fail(&cause{kind: ErrAborted, text: text, err: err}, true, true)
+	return nil
+}
 
 // Drain gives back, without the other members, what closed graphs and registrations still hold here (mappings of peers' memory). Local.
-func (c *Comm) Drain(ctx context.Context) error { panic("stub") }
+func (c *Comm) Drain(ctx context.Context) error {
+	c.drainHolders()
+	if err := ctx.Err(); err != nil {
+		return c.errorf("drain", err)
+	}
+	c.mu.Lock()
+	closed := c.closed
+	c.mu.Unlock()
+	if !closed {
+		c.be.drain()
+	}
+	return nil
+}
+
+// drainHolders lets holders release what the collector found unreachable; they may detach themselves in it.
+func (c *Comm) drainHolders() {
+	c.mu.Lock()
+	var hs []interface{ Drain() }
+	for h := range c.holders {
+		if d, ok := h.Holder.(interface{ Drain() }); ok {
+			hs = append(hs, d)
+		}
+	}
+	c.mu.Unlock()
+	for _, d := range hs {
+		d.Drain()
+	}
+}
 
 // Close ends the communicator in good order where all members close it after the same call, waiting at most 2 s for them, else it aborts: a
 // member that is past this rank's last call gets an error that names this rank. With live graphs it is an error that names them, and where they
 // were captured, and nothing is closed. Put it in a defer. Twice is fine. A Close after failure or Abort releases everything and returns nil.
-func (c *Comm) Close() error { panic("stub") }
+// Operations that are still enqueued when the wait ends fail, and Close returns an error that says so: synchronize the streams first.
+func (c *Comm) Close() error {
+	c.drainHolders()
+	c.mu.Lock()
+	if c.closing || c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	if c.failed.Load() == nil {
+		var err error
+		if c.gate != nil {
+			err = fmt.Errorf("%w: %s", ErrInUse, whoText(c.gate))
+		} else if len(c.holders) > 0 {
+			err = fmt.Errorf("in use by %s; close it first", c.holderNames())
+		}
+		if err != nil {
+			c.mu.Unlock()
+			return c.errorf("close", err)
+		}
+	}
+	c.closing = true
+	c.mu.Unlock()
+
+	n := c.acct.Last()
+	c.acct.SetClosed(n)
+	c.be.declareClosed(n)
+	c.waitClosed(n)
+	var err error
+	if left := c.be.outstanding(); left > 0 && c.failed.Load() == nil {
+		err = c.errorf("close", causef(ErrAborted, "%d enqueued operations were not done %v after rank %d closed", left, closeWait, c.rank))
+		c.fail(err.(*Error).Err, true, true)
+	}
+	c.releaseAll(ErrClosed)
+	return err
+}
+
+// waitClosed waits until the members have closed after the same record and nothing is enqueued here, or until it is clear that this will not
+// come, at most closeWait.
+func (c *Comm) waitClosed(n uint64) {
+	deadline := time.Now().Add(closeWait)
+	pause := 20 * time.Microsecond
+	for c.failed.Load() == nil {
+		if err := c.be.told(); err != nil {
+			c.fail(err, false, true)
+			return
+		}
+		together, apart := true, false
+		for r := range c.ranks {
+			if r == c.rank {
+				continue
+			}
+			m, closed := c.be.peerClosed(r)
+			together = together && closed && m == n
+			apart = apart || closed && m != n
+		}
+		busy := c.be.outstanding() > 0
+		if !busy && (together || apart) || time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 2*time.Millisecond)
+	}
+}
+
+// releaseAll gives everything back; why is what pending waits are told.
+func (c *Comm) releaseAll(why error) {
+	if c.unsee != nil {
+		c.unsee()
+	}
+	c.mu.Lock()
+	c.closed = true
+	regs := c.regs
+	c.regs = nil
+	pairs := c.pairs
+	c.pairs = nil
+	c.mu.Unlock()
+	c.cancel(why)
+	c.wg.Wait()
+	for _, r := range regs {
+		c.be.deregister(r.mem)
+		r.hold.Release()
+	}
+	if c.be != nil {
+		c.be.release()
+	}
+	if c.acct != nil {
+		c.acct.Release()
+	}
+	for _, g := range pairs {
+		g.Close()
+	}
+	if c.group != nil {
+		c.group.Close()
+	}
+}
+
+// Split makes communicators of the members with equal color, ordered by key, then rank. A negative color takes no part and gives nil. Collective.
+func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
+	if err := c.usable(); err != nil {
+		return nil, c.errorf("split", err)
+	}
+	c.splits++
+	type member struct{ color, key, rank int }
+	all, err := c.Meet(ctx, fmt.Appendf(nil, "%d %d", color, key), fmt.Sprintf("split #%d", c.splits))
+	if err != nil {
+		return nil, err
+	}
+	var mine []member
+	for r, v := range all {
+		m := member{rank: r}
+		if _, err := fmt.Sscanf(string(v), "%d %d", &m.color, &m.key); err != nil {
+			return nil, c.errorf("split", fmt.Errorf("rank %d sent %q: %w", r, v, err))
+		}
+		if m.color == color && color >= 0 {
+			mine = append(mine, m)
+		}
+	}
+	if color < 0 {
+		return nil, nil
+	}
+	slices.SortStableFunc(mine, func(a, b member) int { return a.key - b.key })
+	set := Config{Name: fmt.Sprintf("%s/%d", c.name, color), Timeout: c.timeout, Check: c.check}
+	for _, m := range mine {
+		set.Ranks = append(set.Ranks, c.ranks[m.rank])
+	}
+	return initComm(ctx, c.job, c.dev, set, fmt.Sprintf("%s split %d color %d", c.key, c.splits, color))
+}
 
 // Stats are counters since Init.
 type Stats struct {
@@ -77,4 +572,41 @@ type Stats struct {
 	PeerMappings   int    // mappings of peers' memory in this process
 }
 
-func (c *Comm) Stats() Stats { panic("stub") }
+// Stats reads the counters. The payload of a call is what it sends and what it receives on this rank.
+func (c *Comm) Stats() Stats {
+	s := Stats{Calls: c.calls.Load(), BytesDirect: c.direct.Load(), BytesStaged: c.staged.Load()}
+	c.mu.Lock()
+	s.Registrations = len(c.regs)
+	for _, r := range c.regs {
+		s.GraphHolds += r.graph
+		s.PendingRelease += r.pending
+	}
+	closed := c.closed
+	c.mu.Unlock()
+	if !closed {
+		s.PeerMappings = c.be.mappings()
+	}
+	return s
+}
+
+// holderNames needs mu.
+func (c *Comm) holderNames() string {
+	var names []string
+	for h := range c.holders {
+		names = append(names, h.String())
+	}
+	slices.Sort(names)
+	return joinNames(names)
+}
+
+func whoText(g Gate) string {
+	if s, ok := g.(fmt.Stringer); ok {
+		return s.String()
+	}
+	return "a capture"
+}
+
+// isCtx reports whether err is the end of a context.
+func isCtx(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}

@@ -1,3 +1,20 @@
 // Package nccl holds communicators: collectives, point to point, memory that can be registered, registration.
 // On the host platform its collectives are pure Go over shared memory; on GPUs the vendor's library.
+//
+// A communicator's members call the same operations in the same order. Each call is enqueued on a stream and returns; where a member does
+// something else, ends, or leaves, the others get an error that names it, from the call or from the stream, instead of a hang. The first failure is
+// the communicator's end: every later call returns it.
+//
+// Memory from Alloc (or an Arena) can be registered, by Comm.Register or by capturing into a graph (package graphs): the ranks
+// then read and write each other's buffers directly, without staging copies. Use it for communication buffers; it is dearer to make than
+// cuda.Malloc's. If one member passes registered memory to a call all must.
+//
+// Ownership runs device, memory, communicator, graph; defers close them backwards:
+//
+//	dev, err := cuda.Open(job.Device())
+//	grad, err := nccl.Alloc[float32](dev, 1<<20)
+//	comm, err := nccl.Init(ctx, job, dev)
+//	reg, err := comm.Register(grad.Memory())
+//	err = nccl.AllReduce(comm, grad.All(), grad.All(), nccl.Sum, stream)
+//	err = stream.Synchronize(ctx)
 package nccl

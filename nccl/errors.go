@@ -1,7 +1,13 @@
 package nccl
 
-import "errors"
+import (
+	"errors"
+	"fmt"
 
+	"github.com/gorun-dev/gorun/bootstrap"
+)
+
+// Errors that callers tell apart; *Error carries the operation, the communicator and the rank.
 var (
 	ErrClosed   = errors.New("communicator is closed")
 	ErrInUse    = errors.New("communicator is leased by a capture")
@@ -16,9 +22,83 @@ var (
 type Error struct {
 	Op   string // "all-reduce #7"
 	Comm string
-	Rank int
+	Rank int   // this rank, in the communicator
 	Err  error // errors.Is finds the sentinel
 }
 
-func (e *Error) Error() string { panic("stub") }
+func (e *Error) Error() string {
+	return fmt.Sprintf("nccl: %s on communicator %s, rank %d: %v", e.Op, e.Comm, e.Rank, e.Err)
+}
+
 func (e *Error) Unwrap() error { return e.Err }
+
+// FullError is a Carve that does not fit into its arena.
+type FullError struct {
+	Need, Used, Size uint64 // bytes; Need includes the padding for alignment
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("carve %d bytes: %d of the arena's %d bytes are in use", e.Need, e.Used, e.Size)
+}
+
+// cause is why something failed: a sentinel, what happened, and the error behind it if there is one.
+type cause struct {
+	kind error
+	text string // the whole message
+	err  error
+}
+
+func (c *cause) Error() string { return c.text }
+
+func (c *cause) Unwrap() []error {
+	if c.err == nil {
+		return []error{c.kind}
+	}
+	return []error{c.kind, c.err}
+}
+
+// causef makes a cause whose text is "kind: detail".
+func causef(kind error, format string, args ...any) *cause {
+	return &cause{kind: kind, text: kind.Error() + ": " + fmt.Sprintf(format, args...)}
+}
+
+// A communicator's failure travels to the other members as a code, a rank and a text.
+const (
+	codeAborted uint32 = iota + 1
+	codeMismatch
+	codeMixed
+	codeRank
+	codeClosed
+)
+
+func codeOf(err error) uint32 {
+	switch {
+	case errors.Is(err, ErrMismatch):
+		return codeMismatch
+	case errors.Is(err, ErrMixed):
+		return codeMixed
+	case errors.Is(err, ErrRank):
+		return codeRank
+	case errors.Is(err, ErrClosed):
+		return codeClosed
+	}
+	return codeAborted
+}
+
+// told makes the error of a failure that another member has told. jobRank is the rank that ended, for codeRank.
+func told(code uint32, jobRank int, text string, rankErr *bootstrap.RankError) error {
+	switch code {
+	case codeMismatch:
+		return &cause{kind: ErrMismatch, text: text}
+	case codeMixed:
+		return &cause{kind: ErrMixed, text: text}
+	case codeClosed:
+		return &cause{kind: ErrClosed, text: text}
+	case codeRank:
+		if rankErr == nil {
+			rankErr = &bootstrap.RankError{Rank: jobRank, Cause: "another member of the communicator saw its end"}
+		}
+		return &cause{kind: ErrRank, text: text, err: rankErr}
+	}
+	return &cause{kind: ErrAborted, text: text}
+}

@@ -2,42 +2,16 @@ package nccl
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
 
+	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
 )
 
 // What follows is for libraries above, package graphs first of all.
-
-// Op is a kind of call.
-type Op uint8
-
-const (
-	OpAllReduce Op = iota + 1
-	OpReduce
-	OpBroadcast
-	OpAllGather
-	OpReduceScatter
-	OpSend
-	OpRecv
-)
-
-func (o Op) String() string { panic("stub") } // "all-reduce", "send"
-
-// Call is one operation as a rank asks for it.
-type Call struct {
-	Op     Op
-	Type   cuda.DType
-	Red    RedOp
-	Root   int32  // root, or the peer of Send and Recv
-	Count  uint64 // elements, as NCCL counts them for the op
-	Seq    uint64 // of an eager call: its place on the communicator
-	Send   cuda.Range
-	Recv   cuda.Range
-	Stream *cuda.Stream
-}
-
-// String is "all-reduce of 1024 float32, sum".
-func (c Call) String() string { panic("stub") }
 
 // Mode is how a call reaches the users' buffers.
 type Mode uint8
@@ -49,70 +23,234 @@ const (
 	Window                 // straight, and at the same offsets on every rank
 )
 
-func (m Mode) String() string { panic("stub") }
+func (m Mode) String() string {
+	switch m {
+	case Plain:
+		return "plain"
+	case Local:
+		return "local"
+	case Graph:
+		return "graph"
+	case Window:
+		return "window"
+	}
+	return fmt.Sprintf("mode %d", uint8(m))
+}
 
-// Gate decides about each captured call of a communicator that it leases. A Group is one slice. It may wait for the other members. It
-// registers what the mode needs before it returns.
+// Gate decides about each captured call of a communicator that it leases. A Group is one slice, which is the gate's to keep; its Sends and
+// Recvs come last. It may wait for the other members. It registers what the mode needs before it returns. The mode is for the collectives;
+// a Send or Recv is direct where both ends have registered their memory.
 type Gate interface {
 	Admit(c *Comm, group []Call) (Mode, error)
 }
 
 // SetGate leases the communicator for a capture: captured calls go through g, eager ones are refused with an error that names where (g's String, if it
-// has one). It takes a sequence number of kind Capture in the ledger. restore ends the lease.
-func (c *Comm) SetGate(g Gate) (restore func(), err error) { panic("stub") }
+// has one). It takes a sequence number of kind Capture in the ledger. restore ends the lease; it may be called twice.
+func (c *Comm) SetGate(g Gate) (restore func(), err error) {
+	if err := c.usable(); err != nil {
+		return nil, c.errorf("capture", err)
+	}
+	c.mu.Lock()
+	if c.gate != nil {
+		who := whoText(c.gate)
+		c.mu.Unlock()
+		return nil, c.errorf("capture", fmt.Errorf("%w: %s", ErrInUse, who))
+	}
+	c.gate = g
+	c.mu.Unlock()
+	restore = sync.OnceFunc(func() {
+		c.mu.Lock()
+		c.gate = nil
+		c.mu.Unlock()
+	})
+	rec := bootstrap.Record{Kind: bootstrap.Capture}
+	rec.Seq = c.acct.Append(rec.Kind, rec.Desc)
+	c.mu.Lock()
+	c.gateSeq = rec.Seq
+	c.mu.Unlock()
+	if err := c.compare(rec); err != nil {
+		restore()
+		return nil, c.errorf("capture", err)
+	}
+	return restore, nil
+}
 
-// Holder is what keeps the communicator in use: a graph. Break is called from Abort, on its goroutine, when the communicator fails: the holder must
-// give up its executable graphs.
+// Holder is what keeps the communicator in use: a graph. Break is called when the communicator fails (from Abort, on its goroutine): the
+// holder must give up its executable graphs. A Holder may also have a method Drain(), called by Comm.Drain and Comm.Close with no
+// lock held, in which it releases what it can and may detach itself.
 type Holder interface {
 	Break(cause error)
 	String() string
 }
 
-// Attach makes h hold the communicator until detach is called.
-func (c *Comm) Attach(h Holder) (detach func(), err error) { panic("stub") }
+type holding struct{ Holder }
+
+// Attach makes h hold the communicator until detach is called; that may be twice.
+func (c *Comm) Attach(h Holder) (detach func(), err error) {
+	if err := c.usable(); err != nil {
+		return nil, c.errorf("attach "+h.String(), err)
+	}
+	k := &holding{h}
+	c.mu.Lock()
+	c.holders[k] = struct{}{}
+	c.mu.Unlock()
+	return func() {
+		c.mu.Lock()
+		delete(c.holders, k)
+		c.mu.Unlock()
+	}, nil
+}
+
+// meetPoll is how often Meet looks at the other members' ledgers: rarely enough to cost nothing, often enough that a person sees no delay.
+const meetPoll = 3 * time.Millisecond
 
 // Meet is an all-gather among the members at a point that all reach in the same order (bootstrap.Group.Meet), which also ends, with the error
-// that tells it, when a member's ledger shows that it does something else (an eager call or replay where this rank captures), or the communicator fails.
-func (c *Comm) Meet(ctx context.Context, value []byte, what string) ([][]byte, error) { panic("stub") }
+// that tells it, when a member's ledger shows that it does something else (an eager call or replay where this rank captures), or the communicator
+// fails. bootstrap's errors are in its errors (errors.As); the end of ctx or a circle of waits do not fail the communicator.
+func (c *Comm) Meet(ctx context.Context, value []byte, what string) ([][]byte, error) {
+	return c.meet(ctx, c.group, -1, value, what)
+}
 
 // MeetPair is the same between this rank and one peer, for Send and Recv in a capture.
 func (c *Comm) MeetPair(ctx context.Context, peer int, value []byte, what string) (theirs []byte, err error) {
-	panic("stub")
+	if peer < 0 || peer >= len(c.ranks) {
+		return nil, c.errorf("meet", causef(ErrArgument, "peer %d is no rank of a communicator of %d", peer, len(c.ranks)))
+	}
+	if peer == c.rank {
+		return value, nil
+	}
+	g, err := c.pair(peer)
+	if err != nil {
+		return nil, c.errorf("meet", err)
+	}
+	all, err := c.meet(ctx, g, peer, value, what)
+	if err != nil {
+		return nil, err
+	}
+	if peer < c.rank {
+		return all[0], nil
+	}
+	return all[1], nil
 }
 
-// Describe says what must agree about the calls of a group, in a form that can be compared and, by Explain, be told as a difference.
-func Describe(group []Call) []byte { panic("stub") }
-
-// ExplainDifference says how rank b's description differs from rank a's ("rank 1: all-reduce of 2048 float32, sum; rank 0: all-reduce of 1024 float32, sum"), "" if it does not.
-func ExplainDifference(a int, descA []byte, b int, descB []byte) string { panic("stub") }
-
-// Layout describes where the buffers of a group lie: for each, allocation kind, whether registered by the user, head offset, and what a peer on this host
-// needs to reach it. All members' layouts go to Prepare.
-func (c *Comm) Layout(group []Call) ([]byte, error) { panic("stub") }
-
-// LayoutInfo is one buffer of a decoded layout.
-type LayoutInfo struct {
-	Send       bool // else the recv buffer
-	Kind       cuda.AllocKind
-	Registered bool   // by Comm.Register
-	Offset     uint64 // from the head of the allocation
-	Memory     string // for messages: "[0,4096) of 8192-byte allocation 7"
+func (c *Comm) pair(peer int) (*bootstrap.Group, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pairs == nil {
+		return nil, ErrClosed
+	}
+	if g := c.pairs[peer]; g != nil {
+		return g, nil
+	}
+	lo, hi := min(c.rank, peer), max(c.rank, peer)
+	g, err := c.job.Group(fmt.Sprintf("nccl %s pair %d %d", c.key, lo, hi), []int{c.ranks[lo], c.ranks[hi]})
+	if err != nil {
+		return nil, err
+	}
+	c.pairs[peer] = g
+	return g, nil
 }
 
-// DecodeLayout reads a member's layout: for each call of the group its buffers.
-func DecodeLayout(b []byte) ([][]LayoutInfo, error) { panic("stub") }
+// contradicted is the end of a Meet by another member's ledger.
+type contradicted struct{ error }
 
-// Prepare does the real registration of a captured group: peers' memory is mapped here now, not at the first replay. The mappings live as
-// long as the registrations of this rank's buffers in the group (which must exist).
-func (c *Comm) Prepare(ctx context.Context, group []Call, layouts [][]byte) error { panic("stub") }
+func (c *Comm) meet(ctx context.Context, g *bootstrap.Group, peer int, value []byte, what string) ([][]byte, error) {
+	if err := c.usable(); err != nil {
+		return nil, c.errorf(what, err)
+	}
+	c.acct.SetBusy(what)
+	defer c.acct.SetBusy("")
+	c.mu.Lock()
+	rec := bootstrap.Record{Kind: bootstrap.Capture, Seq: c.gateSeq}
+	if c.gate == nil {
+		rec.Seq = 0
+	}
+	c.mu.Unlock()
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex // orders the last look and the end of the poll
+	over := false
+	var timer *time.Timer
+	look := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if over {
+			return
+		}
+		if err := c.usable(); err != nil {
+			cancel(contradicted{err})
+			return
+		}
+		for r := range c.ranks {
+			if r == c.rank || peer >= 0 && r != peer || rec.Seq == 0 {
+				continue
+			}
+			if err := c.contradiction(rec, r); err != nil {
+				cancel(contradicted{c.fail(err, true, false)})
+				return
+			}
+		}
+		timer.Reset(meetPoll)
+	}
+	mu.Lock()
+	timer = time.AfterFunc(meetPoll, look)
+	mu.Unlock()
+	all, err := g.Meet(ctx, value, what)
+	mu.Lock()
+	over = true
+	timer.Stop()
+	mu.Unlock()
+	if err == nil {
+		return all, nil
+	}
+	if told, ok := errors.AsType[contradicted](context.Cause(ctx)); ok {
+		return nil, c.errorf(what, told.error)
+	}
+	// A member that has ended is the communicator's failure, with the better text.
+	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
+		for r, j := range c.ranks {
+			if j == re.Rank {
+				if failure := c.ended(r, re); failure != nil {
+					return nil, c.errorf(what, c.fail(failure, true, false))
+				}
+			}
+		}
+	}
+	return nil, c.errorf(what, err)
+}
 
 // Replay is one launch of a captured graph that uses the communicator.
-type Replay struct{ todo int }
+type Replay struct {
+	c      *Comm
+	seq    uint64
+	key    uint64
+	ticket uint64
+}
 
 // BeginReplay takes the communicator's next place for a launch of the graph (key: equal on all members for the same graph) and writes it
-// to the ledger. It fails at once if a member is known to do something else there.
-func (c *Comm) BeginReplay(key uint64, who string) (Replay, error) { panic("stub") }
+// to the ledger. It fails at once if a member is known to do something else there. who names the graph in messages. After it Before, the launch and After
+// must follow; if one of them fails the place cannot be given back: Abort.
+func (c *Comm) BeginReplay(key uint64, who string) (Replay, error) {
+	if err := c.usable(); err != nil {
+		return Replay{}, c.errorf("replay of "+who, err)
+	}
+	c.mu.Lock()
+	gate := c.gate
+	c.mu.Unlock()
+	if gate != nil {
+		return Replay{}, c.errorf("replay of "+who, fmt.Errorf("%w: %s", ErrInUse, whoText(gate)))
+	}
+	rec := bootstrap.Record{Kind: bootstrap.Replay, Desc: [2]uint64{recReplay, key}}
+	rec.Seq = c.acct.Append(rec.Kind, rec.Desc)
+	if err := c.compare(rec); err != nil {
+		return Replay{}, c.errorf(fmt.Sprintf("replay #%d of %s", rec.Seq, who), err)
+	}
+	return Replay{c: c, seq: rec.Seq, key: key, ticket: c.be.ticket()}, nil
+}
 
 // Before and After are enqueued on the stream around the launch: replays and eager calls of one communicator do not overlap.
-func (r Replay) Before(s *cuda.Stream) error { panic("stub") }
-func (r Replay) After(s *cuda.Stream) error  { panic("stub") }
+func (r Replay) Before(s *cuda.Stream) error { return r.c.be.before(r, s) }
+
+// After ends the replay, see Before.
+func (r Replay) After(s *cuda.Stream) error { return r.c.be.after(r, s) }

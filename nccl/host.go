@@ -1,0 +1,403 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/cuda"
+)
+
+// host carries calls out on the host platform: tasks on the device's streams that meet the other members in shared memory.
+//
+// This rank's tasks run one after the other whatever their streams: each has a ticket, taken when it was enqueued, and
+// waits for its turn. A replay has one ticket for all that its graph does. Barriers are phases: a rank stores the number of
+// the phase that it has reached in its own word and waits until no member's word is lower.
+type host struct {
+	c    *Comm
+	n    int
+	rank int
+	seg  segment
+
+	mem      *cuda.Memory     // the first member's control segment
+	peerMem  *cuda.PeerMemory // the others'
+	withdraw func()           // its export
+
+	tickets atomic.Uint64 // taken so far
+	pending atomic.Int64  // eager tasks and replays that are enqueued and not done
+
+	// segMu lets goroutines that are in no task use the segment: held shared meanwhile, and alone to give it up. Taken after mu.
+	segMu sync.RWMutex
+
+	mu    sync.Mutex // held during a task's step
+	gone  bool       // released; also guarded by segMu
+	turn  uint64     // ticket that runs now
+	phase uint64     // this rank's
+	scan  int        // members below it have been seen in the phase
+	ops   uint64     // collectives begun: the parity of the call slot
+	chunk uint64     // staged chunks begun: the parity of the staging half
+	now   struct {   // the replay that runs
+		seq, key, sub uint64
+	}
+	sent, received []uint64 // messages begun with each peer
+	given, taken   []uint64 // messages ended
+	srcs, dsts     [][]byte // of the collective that runs
+	part, out      [][]byte // scratch
+	acc            []byte   // see reduce
+
+	poolMu sync.Mutex // guards the pools
+	colls  []*collTask
+	p2ps   []*p2pTask
+	marks  []*markTask
+
+	peers peerMappings
+}
+
+func newHost(ctx context.Context, c *Comm) (backend, error) {
+	n := len(c.ranks)
+	h := &host{c: c, n: n, rank: c.rank, seg: newSegment(n), turn: 1,
+		sent: make([]uint64, n), received: make([]uint64, n), given: make([]uint64, n), taken: make([]uint64, n),
+		srcs: make([][]byte, n), dsts: make([][]byte, n), part: make([][]byte, n), out: make([][]byte, n), acc: make([]byte, accSize)}
+	h.peers.of = map[mapKey]*mapping{}
+	h.peers.exports = map[uint64]func(){}
+	key := "nccl " + c.key + " control"
+	if c.rank == 0 {
+		mem, err := c.dev.Alloc(uint64(h.seg.size()), cuda.Shareable)
+		if err != nil {
+			return nil, err
+		}
+		h.mem = mem
+		sh, err := mem.Share()
+		if err == nil {
+			err = h.seg.adopt(cuda.Range{Mem: mem, Len: mem.Size()}.Bytes(), true)
+		}
+		if err == nil {
+			h.withdraw, err = c.job.Export(key, bootstrap.Handle{FD: sh.FD, Local: sh})
+		}
+		if err != nil {
+			return nil, errors.Join(err, mem.Free())
+		}
+		return h, nil
+	}
+	pm, err := importMemory(ctx, c, 0, key)
+	if err != nil {
+		return nil, err
+	}
+	h.peerMem = pm
+	if err := h.seg.adopt(pm.Bytes(), false); err != nil {
+		return nil, errors.Join(err, pm.Close())
+	}
+	return h, nil
+}
+
+// start follows when all members have the segment.
+func (h *host) start() {
+	if h.withdraw != nil {
+		h.withdraw()
+		h.withdraw = nil
+	}
+}
+
+// ring wakes a member that may wait for what this rank has just published.
+func (h *host) ring(r int) { h.c.peers[r].bell.Ring() }
+
+func (h *host) ringAll() {
+	for r := range h.c.peers {
+		if r != h.rank {
+			h.ring(r)
+		}
+	}
+}
+
+// arrive enters the next phase.
+func (h *host) arrive() {
+	h.phase++
+	h.scan = 0
+	h.seg.phase(h.rank).Store(h.phase)
+	h.ringAll()
+}
+
+// all reports whether every member has arrived.
+func (h *host) all() bool {
+	for h.scan < h.n {
+		if h.scan != h.rank && h.seg.phase(h.scan).Load() < h.phase {
+			return false
+		}
+		h.scan++
+	}
+	return true
+}
+
+func (h *host) ticket() uint64 { return h.tickets.Add(1) }
+
+// issue enqueues the calls of one group.
+func (h *host) issue(calls []Call, mode Mode) error {
+	n := 0
+	for n < len(calls) && !calls[n].Op.p2p() {
+		n++
+	}
+	for i := range n {
+		t := h.newColl(&calls[i], mode)
+		t.sub, t.last = uint64(i), i == n-1
+		if err := h.submit(calls[i].Stream, t, mode != 0); err != nil {
+			return err
+		}
+	}
+	if n < len(calls) {
+		return h.submit(calls[n].Stream, h.newP2P(calls[n:], mode), mode != 0)
+	}
+	return nil
+}
+
+// submit enqueues an eager task, or records a captured one behind the communicator's last.
+func (h *host) submit(s *cuda.Stream, t cuda.Task, captured bool) error {
+	if captured {
+		capture := s.Capture()
+		if capture == nil {
+			return errors.New("the stream's capture has ended")
+		}
+		capture.After(s, h.c)
+		if err := s.Submit(t); err != nil {
+			return err
+		}
+		capture.Mark(s, h.c)
+		return nil
+	}
+	if err := s.Submit(t); err != nil {
+		// The others wait for what cannot come any more.
+		t.(cuda.Canceler).Cancel(err)
+		return err
+	}
+	return nil
+}
+
+// waiting is a task's account of a wait.
+type waiting struct {
+	idle int       // steps without progress
+	seen time.Time // when the peers were looked at last
+}
+
+const (
+	// A wait that takes this many steps looks at the clock, and after lookAfter of it at the peers' ledgers: a wait that is short is not made longer.
+	lookSteps = 4
+	lookAfter = time.Millisecond
+)
+
+func (w *waiting) reset() { w.idle, w.seen = 0, time.Time{} }
+
+// look reports whether it is time to look at the peers.
+func (w *waiting) look() bool {
+	if w.idle++; w.idle < lookSteps {
+		return false
+	}
+	now := time.Now()
+	if w.seen.IsZero() {
+		w.seen = now
+		return false
+	}
+	if now.Sub(w.seen) < lookAfter {
+		return false
+	}
+	w.seen = now
+	return true
+}
+
+// broken is the communicator's failure, own or told; nil while it works. Needs mu.
+func (h *host) broken() error {
+	if f := h.c.failed.Load(); f != nil {
+		return f.err
+	}
+	if h.gone {
+		return ErrClosed
+	}
+	if h.seg.isTold() {
+		return h.c.fail(h.toldError(), false, false)
+	}
+	return nil
+}
+
+func (h *host) toldError() error {
+	code, rank, text := h.seg.told()
+	if code == 0 {
+		return nil
+	}
+	var re *bootstrap.RankError
+	if code == codeRank {
+		re = h.c.job.RankErr(rank)
+	}
+	return told(code, rank, text, re)
+}
+
+// absent is what is known about a member that a call waits for: an error if it will never come. own is this rank's record of the call, Seq 0 if it has none.
+func (h *host) absent(r int, own bootstrap.Record) error {
+	if own.Seq > 0 {
+		if err := h.c.contradiction(own, r); err != nil {
+			return err
+		}
+	}
+	if re := h.c.job.RankErr(h.c.ranks[r]); re != nil {
+		return h.c.ended(r, re)
+	}
+	return nil
+}
+
+func (h *host) tell(err error) error {
+	h.segMu.RLock()
+	defer h.segMu.RUnlock()
+	if h.gone {
+		return err
+	}
+	rank := h.c.ranks[h.rank]
+	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
+		rank = re.Rank
+	}
+	if !h.seg.tell(codeOf(err), rank, err.Error()) {
+		// Another member was first; its text is there in a moment, if it is not yet.
+		for range 1000 {
+			if h.seg.isTold() {
+				return h.toldError()
+			}
+			time.Sleep(time.Microsecond)
+		}
+		return err
+	}
+	if h.c.peers != nil {
+		h.ringAll()
+	}
+	return err
+}
+
+func (h *host) told() error {
+	h.segMu.RLock()
+	defer h.segMu.RUnlock()
+	if h.gone || !h.seg.isTold() {
+		return nil
+	}
+	return h.toldError()
+}
+
+func (h *host) declareClosed(n uint64) {
+	h.segMu.RLock()
+	defer h.segMu.RUnlock()
+	h.seg.closed(h.rank).Store(n + 1)
+	h.ringAll()
+}
+
+func (h *host) peerClosed(r int) (uint64, bool) {
+	h.segMu.RLock()
+	defer h.segMu.RUnlock()
+	if h.gone {
+		return 0, false
+	}
+	n := h.seg.closed(r).Load()
+	return n - 1, n != 0
+}
+
+func (h *host) outstanding() int { return int(h.pending.Load()) }
+
+// release gives the segment and all mappings up. Tasks that are left find the communicator closed.
+func (h *host) release() {
+	h.peers.close()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.segMu.Lock()
+	defer h.segMu.Unlock()
+	h.gone = true
+	h.start()
+	h.peers.unmapAll()
+	if h.peerMem != nil {
+		h.peerMem.Close()
+	}
+	if h.mem != nil {
+		h.mem.Free()
+	}
+	h.seg.b = nil
+}
+
+// before and after bracket a replay: between them the graph's tasks have the communicator's turn.
+func (h *host) before(r Replay, s *cuda.Stream) error { return h.submit(s, h.newMark(r, false), false) }
+func (h *host) after(r Replay, s *cuda.Stream) error  { return h.submit(s, h.newMark(r, true), false) }
+
+type markTask struct {
+	h    *host
+	r    Replay
+	end  bool
+	over bool
+}
+
+func (h *host) newMark(r Replay, end bool) *markTask {
+	h.poolMu.Lock()
+	var t *markTask
+	if k := len(h.marks); k > 0 {
+		t, h.marks = h.marks[k-1], h.marks[:k-1]
+	} else {
+		t = new(markTask)
+	}
+	h.poolMu.Unlock()
+	*t = markTask{h: h, r: r, end: end}
+	h.pending.Add(1)
+	return t
+}
+
+func (t *markTask) Start() {}
+
+func (t *markTask) Step() (bool, error) {
+	h := t.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.broken(); err != nil {
+		return true, t.finish(h.c.errorf(t.name(), err))
+	}
+	if h.turn != t.r.ticket {
+		return false, nil
+	}
+	if t.end {
+		h.now.seq, h.now.key, h.now.sub = 0, 0, 0
+		h.turn++
+		h.c.acct.SetDone(t.r.seq)
+		h.c.dev.Ring()
+	} else {
+		h.now.seq, h.now.key, h.now.sub = t.r.seq, t.r.key, 0
+	}
+	return true, t.finish(nil)
+}
+
+func (t *markTask) name() string { return fmt.Sprintf("replay #%d of graph %x", t.r.seq, t.r.key) }
+
+func (t *markTask) finish(err error) error {
+	h := t.h
+	if t.over {
+		return err
+	}
+	t.over = true
+	h.pending.Add(-1)
+	if err == nil {
+		h.poolMu.Lock()
+		h.marks = append(h.marks, t)
+		h.poolMu.Unlock()
+	}
+	return err
+}
+
+// Cancel comes where the stream failed before: the members wait for a replay that will not come.
+func (t *markTask) Cancel(cause error) {
+	t.h.canceled(t.name(), cause)
+	t.finish(cause)
+}
+
+func (t *markTask) Waiting() string {
+	return t.name() + fmt.Sprintf(" on communicator %s: waits for the calls before it", t.h.c.name)
+}
+
+// canceled ends the communicator because an enqueued operation will not be carried out.
+func (h *host) canceled(what string, err error) {
+	if h.c.failed.Load() != nil {
+		return
+	}
+	h.c.fail(&cause{kind: ErrAborted, err: err,
+		text: fmt.Sprintf("%v by rank %d: its stream failed before %s: %v", ErrAborted, h.rank, what, err)}, true, false)
+}
