@@ -1,3 +1,11 @@
-// Package graphs captures collectives into graphs: each call is compared between the ranks before the library sees it, the buffers are
-// registered by the capture and let go when the graph is destroyed.
+// Package graphs captures the work of a stream, collectives above all, into a graph that is launched many times.
+//
+// Capture runs a function once. Every call of package nccl in it is compared between the members of its communicator before anything is
+// recorded: all issue the same call, and its buffers are registered, or every member's Capture returns the error that names the first
+// difference and the ranks. At the end all members have the graph, or none has. The buffers' registrations belong to the graph and go when it is
+// destroyed and its last replay has ended.
+//
+// Ownership runs device, memory, communicator, graph; defers close them backwards. While a graph lives, freeing memory that its
+// collectives use and closing its communicators are errors that name the graph and the place where it was captured. Memory that only captured
+// kernels and copies use is not known to the graph: keep it until the graph is closed.
 package graphs

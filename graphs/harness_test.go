@@ -1,0 +1,143 @@
+package graphs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/graphs"
+	"github.com/gorun-dev/gorun/nccl"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m)
+}
+
+// elements is the length of a rank's buffers.
+const elements = 96
+
+// rank is what a test's rank has: a device, a communicator, a stream and buffers. It is closed by close.
+type rank struct {
+	job    *bootstrap.Job
+	dev    *cuda.Device
+	comm   *nccl.Comm
+	stream *cuda.Stream
+	a, b   *cuda.Buffer[float32]
+	others []*nccl.Comm
+}
+
+func newRank(ctx context.Context, job *bootstrap.Job) (*rank, error) {
+	r := &rank{job: job}
+	var err error
+	if r.dev, err = cuda.Open("host"); err != nil {
+		return nil, err
+	}
+	if r.a, err = nccl.Alloc[float32](r.dev, elements); err != nil {
+		return nil, err
+	}
+	if r.b, err = nccl.Alloc[float32](r.dev, elements); err != nil {
+		return nil, err
+	}
+	if r.comm, err = nccl.Init(ctx, job, r.dev); err != nil {
+		return nil, err
+	}
+	if r.stream, err = r.dev.NewStream(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// another makes one more communicator of all ranks; close closes it.
+func (r *rank) another(ctx context.Context, name string) (*nccl.Comm, error) {
+	c, err := nccl.InitConfig(ctx, r.job, r.dev, &nccl.Config{Name: name})
+	if err == nil {
+		r.others = append(r.others, c)
+	}
+	return c, err
+}
+
+// close gives everything back; all of it must work.
+func (r *rank) close() error {
+	errs := []error{r.stream.Close(), r.comm.Close()}
+	for _, c := range r.others {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(append(errs, r.a.Free(), r.b.Free(), r.dev.Close())...)
+}
+
+// empty says what is still registered with a communicator.
+func empty(c *nccl.Comm) error {
+	if s := c.Stats(); s.Registrations+s.GraphHolds+s.PendingRelease+s.PeerMappings > 0 {
+		return fmt.Errorf("communicator %s still has registrations: %+v", c.Name(), s)
+	}
+	return nil
+}
+
+// works runs a captured all-reduce on a communicator, checks its result and that nothing of it is left.
+func (r *rank) works(ctx context.Context, c *nccl.Comm) error {
+	host := r.a.All().Host()
+	for i := range host {
+		host[i] = float32(i + c.Rank())
+	}
+	g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+		return nccl.AllReduce(c, r.a.All(), r.b.All(), nccl.Sum, s)
+	}, graphs.Comms(c))
+	if err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	for range 2 {
+		if err := g.Launch(r.stream); err != nil {
+			return fmt.Errorf("afterwards: %w", err)
+		}
+	}
+	if err := r.stream.Synchronize(ctx); err != nil {
+		return fmt.Errorf("afterwards: %w", err)
+	}
+	n := c.Size()
+	for i, got := range r.b.All().Host() {
+		if want := float32(n*i + n*(n-1)/2); got != want {
+			return fmt.Errorf("afterwards: element %d is %v, want %v", i, got, want)
+		}
+	}
+	if err := g.Close(); err != nil {
+		return err
+	}
+	if err := c.Drain(ctx); err != nil {
+		return err
+	}
+	return empty(c)
+}
+
+// memfds counts the mappings of shareable memory in this process.
+func memfds(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), "memfd:")
+}
+
+// eventually waits until f gives nil, a generous while.
+func eventually(ctx context.Context, f func() error) error {
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := f()
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
