@@ -42,7 +42,7 @@ type agentEvent struct {
 	rank   int // of rankStarted, rankFailed, rankExited
 	pid    int
 	status exitStatus
-	err    error // of rankFailed, sinkFailed
+	err    error // of rankFailed, sinkFailed, agentFailed
 	at     time.Time
 }
 
@@ -54,7 +54,8 @@ const (
 	rankExited
 	forksDone // every rank was started, or none will be any more
 	keeperDied
-	sinkFailed // stdout can't be written
+	sinkFailed  // stdout can't be written
+	agentFailed // the agent can't watch its ranks any more
 )
 
 // agent starts the ranks of this host, in order, and watches them. Its methods don't block for long.
@@ -99,7 +100,7 @@ func newAgent(cfg agentConfig) (*agent, error) {
 		a.err = a.out
 		if !sameFile(cfg.stdout, cfg.stderr) {
 			// A stderr that nobody reads any more is no reason to end a job.
-			if a.err, err = newCollector(cfg.stderr, func(error) {}); err != nil {
+			if a.err, err = newCollector(cfg.stderr, nil); err != nil {
 				a.out.finish()
 				<-a.out.done
 			}
@@ -217,7 +218,7 @@ func (a *agent) watch() {
 			continue
 		}
 		if err != nil {
-			a.events <- agentEvent{kind: sinkFailed, err: fmt.Errorf("agent: epoll: %w", err)}
+			a.events <- agentEvent{kind: agentFailed, err: fmt.Errorf("wait for the ranks: epoll: %w", err)}
 			return
 		}
 		now := time.Now()

@@ -70,7 +70,7 @@ func DecodeJob(name string, data []byte) (Job, error) {
 			}
 			return Job{}, usagef("%s:%d: %s", name, p.Position.Line, msg)
 		}
-		return Job{}, usagef("%s: %v", name, err)
+		return Job{}, usagef("%s%s", name, typeError(err.Error()))
 	}
 	for _, key := range meta.Undecoded() {
 		table := ""
@@ -145,6 +145,23 @@ func DecodeJob(name string, data []byte) (Job, error) {
 		j.Env = append(j.Env, set)
 	}
 	return j, nil
+}
+
+// typeError shortens what the toml package says of a value of a wrong type, which it gives as text only:
+// `toml: line 2 (last key "job.np"): incompatible types: TOML value has type string; destination has type integer`.
+func typeError(msg string) string {
+	var line int
+	var key string
+	if n, _ := fmt.Sscanf(msg, "toml: line %d (last key %q):", &line, &key); n < 2 {
+		return ": " + strings.TrimPrefix(msg, "toml: ")
+	}
+	_, what, _ := strings.Cut(msg, "): ")
+	if _, types, ok := strings.Cut(what, "TOML value has type "); ok {
+		if is, must, ok := strings.Cut(types, "; destination has type "); ok {
+			what = "is of type " + is + ", must be of type " + must
+		}
+	}
+	return ":" + strconv.Itoa(line) + ": " + key + " " + what
 }
 
 // scalar is a TOML string, number or boolean as text.

@@ -46,7 +46,7 @@ type stream struct {
 // all streams of a sink: a slow sink blocks the ranks by their pipes, and memory is bounded by maxLine a stream.
 type collector struct {
 	ep, wake int
-	sinkErr  func(error) // called once, on the collector's goroutine
+	sinkErr  func(error) // called once, on the collector's goroutine; nil: a sink that fails is done without
 	done     chan struct{}
 
 	mu        sync.Mutex // guards what follows up to the blank line; held briefly
@@ -150,7 +150,10 @@ func (c *collector) loop() {
 				continue
 			}
 			c.fail(err)
-			break
+			if c.sinkErr == nil {
+				break
+			}
+			return
 		}
 		if woken {
 			unix.Read(c.wake, drain[:])
@@ -404,13 +407,16 @@ func (c *collector) emitNotice(line string) {
 // midLine reports whether the sink stands in the middle of a line. After done.
 func (c *collector) midLine() bool { return c.mid != nil }
 
-// fail takes note that the sink can't be written: the ranks' pipes are closed, so that they see what a
-// program in a pipeline sees when its reader has gone.
+// fail takes note that the sink can't be written. With sinkErr the ranks' pipes are closed, so that they see what a
+// program in a pipeline sees when its reader has gone; without, they are read on and the text is dropped.
 func (c *collector) fail(err error) {
 	if c.failed != nil {
 		return
 	}
 	c.failed = err
+	if c.sinkErr == nil {
+		return
+	}
 	c.mu.Lock()
 	streams := c.streams
 	c.mu.Unlock()

@@ -120,6 +120,9 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 		set[name] = true
 	}
 	seen := map[string]bool{}
+	if j.Dir != "" {
+		inherit = append([]string{"PWD=" + p.Dir}, inherit...)
+	}
 	for _, kv := range inherit {
 		name, _, _ := strings.Cut(kv, "=")
 		if set[name] || seen[name] {

@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -21,6 +23,8 @@ type Program struct {
 	Name  string `json:"name"`             // as the user wrote it; argv[0]
 	Path  string `json:"path"`             // the file to execute; with GoDir "" until it is built
 	GoDir string `json:"go_dir,omitempty"` // the directory of a Go main package, to be built first
+
+	scratch string // a directory made for the build, to be removed after the run
 }
 
 // StartError says that the program can't be started; Code is the exit code for it.
@@ -122,8 +126,9 @@ func executable(file string) error {
 }
 
 // Build makes the executable of a Go package with the go command and sets Path. Its output goes to w. The result is
-// kept in a directory of the user's cache, so that an unchanged package is not linked again.
-func (p *Program) Build(w io.Writer) error {
+// kept in a directory of the user's cache, so that an unchanged package is not linked again. Cancelling ctx kills
+// the go command.
+func (p *Program) Build(ctx context.Context, w io.Writer) error {
 	if p.GoDir == "" || p.Path != "" {
 		return nil
 	}
@@ -134,9 +139,12 @@ func (p *Program) Build(w io.Writer) error {
 	if err != nil {
 		return &StartError{Code: ExitNotFound, Msg: "build " + p.Name + ": the go command is not in PATH; install Go, or give an executable instead of a package directory"}
 	}
-	dir, err := buildDir(p.GoDir)
+	dir, scratch, err := buildDir(p.GoDir)
 	if err != nil {
 		return fail(err)
+	}
+	if scratch {
+		p.scratch = dir
 	}
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -147,7 +155,13 @@ func (p *Program) Build(w io.Writer) error {
 		return fail(err)
 	}
 	out := filepath.Join(dir, filepath.Base(p.GoDir))
-	cmd := exec.Command(tool, "build", "-o", out, ".")
+	cmd := exec.CommandContext(ctx, tool, "build", "-o", out, ".")
+	// A group of its own: the compilers end with the go command.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	runtime.LockOSThread() // the parent-death signal belongs to the thread
+	defer runtime.UnlockOSThread()
 	cmd.Dir = p.GoDir
 	cmd.Env = append(os.Environ(), "PWD="+p.GoDir)
 	if _, set := os.LookupEnv("CGO_ENABLED"); !set {
@@ -190,17 +204,18 @@ func isELF(file string) (bool, error) {
 }
 
 // buildDir is the private directory for the executable of a package: one that belongs to this user and that nobody
-// else may write, in the user's cache if there is one, else a fresh one.
-func buildDir(pkg string) (string, error) {
+// else may write, in the user's cache if there is one, else a fresh one for this launch.
+func buildDir(pkg string) (dir string, scratch bool, err error) {
 	sum := sha256.Sum256([]byte(pkg))
 	if cache, err := os.UserCacheDir(); err == nil {
 		root := filepath.Join(cache, "gorun", "build")
-		dir := filepath.Join(root, hex.EncodeToString(sum[:8]))
+		dir = filepath.Join(root, hex.EncodeToString(sum[:8]))
 		if err := os.MkdirAll(dir, 0o700); err == nil && private(root) && private(dir) {
-			return dir, nil
+			return dir, false, nil
 		}
 	}
-	return os.MkdirTemp("", "gorun-build-")
+	dir, err = os.MkdirTemp("", "gorun-build-")
+	return dir, true, err
 }
 
 func private(dir string) bool {
@@ -211,17 +226,13 @@ func private(dir string) bool {
 	return st.Mode&syscall.S_IFMT == syscall.S_IFDIR && int(st.Uid) == os.Geteuid() && st.Mode&0o022 == 0
 }
 
-// buildTime runs Build and says how long it took.
-func buildTime(p *Program, w io.Writer) (time.Duration, error) {
-	start := time.Now()
-	err := p.Build(w)
-	return time.Since(start), err
-}
-
 // execError explains why exec failed for a program that was found.
-func execError(p Program, err error) error {
+func execError(p Program, rank int, err error) error {
 	e := &StartError{Code: ExitCannotRun, Msg: "run " + p.Name, Err: err}
 	switch {
+	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		// The machine's limits, not the program.
+		return fmt.Errorf("start rank %d: %w; see ulimit -a", rank, err)
 	case errors.Is(err, syscall.ENOEXEC):
 		e.Msg += ": neither a program for this machine nor a script that begins with #!"
 		e.Err = nil

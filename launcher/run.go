@@ -92,7 +92,7 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 		r.internal(err)
 		r.giveBack()
 		r.acct.End = time.Now()
-		r.acct.settle(0, r.cannotRun)
+		r.acct.settle(r.interrupt, r.cannotRun)
 		return r.acct
 	}
 	r.run(ctx)
@@ -105,10 +105,40 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 // internal sets the reason for an error of our own, or of the program's start.
 func (r *runner) internal(err error) {
 	r.acct.Reason, r.acct.Error = ReasonInternal, err.Error()
+	if err == errInterrupted {
+		r.acct.Reason = ReasonSignal
+	}
 	if s, ok := errors.AsType[*StartError](err); ok {
 		r.acct.Reason, r.cannotRun = ReasonCannotRun, s.Code
 	}
 }
+
+// build builds the program of a plan that names a Go package. A signal ends it.
+func (r *runner) build(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	start := time.Now()
+	done := make(chan error, 1)
+	go func() { done <- r.plan.Program.Build(ctx, r.o.Stderr) }()
+	for {
+		select {
+		case err := <-done:
+			if err == nil {
+				r.verbose("built %s in %v", r.plan.Program.GoDir, time.Since(start).Round(time.Millisecond))
+			}
+			return err
+		case s := <-r.o.Signals:
+			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
+				cancel()
+				<-done
+				r.interrupt = s.(syscall.Signal)
+				return errInterrupted
+			}
+		}
+	}
+}
+
+var errInterrupted = errors.New("interrupted while the program was built")
 
 // later remembers what to give back.
 func (r *runner) later(f func()) { r.release = append(r.release, f) }
@@ -128,11 +158,13 @@ func (r *runner) prepare(ctx context.Context) error {
 		return err
 	}
 	if p.Program.GoDir != "" && p.Program.Path == "" {
-		took, err := buildTime(&p.Program, r.o.Stderr)
+		err := r.build(ctx)
+		if p.Program.scratch != "" {
+			r.later(func() { os.RemoveAll(p.Program.scratch) })
+		}
 		if err != nil {
 			return err
 		}
-		r.verbose("built %s in %v", p.Program.GoDir, took.Round(time.Millisecond))
 	}
 	var id [8]byte
 	rand.Read(id[:])
@@ -292,7 +324,7 @@ func (r *runner) event(e agentEvent) {
 		r.alive++
 	case rankFailed:
 		if !r.ending {
-			r.internal(execError(r.plan.Program, e.err))
+			r.internal(execError(r.plan.Program, e.rank, e.err))
 			r.end(r.acct.Reason, syscall.SIGKILL)
 		}
 	case forksDone:
@@ -307,6 +339,11 @@ func (r *runner) event(e agentEvent) {
 		if !r.ending {
 			r.acct.Error = fmt.Sprintf("the keeper (pid %d) died: the job was ended, for nothing would have ended it if gorun were killed", r.keeper.PID())
 			r.end(ReasonInternal, syscall.SIGTERM, syscall.SIGKILL)
+		}
+	case agentFailed:
+		if !r.ending {
+			r.acct.Error = e.err.Error()
+			r.end(ReasonInternal, syscall.SIGKILL)
 		}
 	case sinkFailed:
 		switch {
@@ -412,18 +449,19 @@ func (r *runner) wind() {
 		r.verbose("killed %d processes that ranks had left behind", a.LeftOver)
 	}
 	r.verbose("%d ranks started in %v, all ended after %v", len(a.Ranks), a.Started.Round(time.Microsecond), a.Ended.Round(time.Microsecond))
-	r.drain()
-	for i := range a.Ranks {
-		a.Ranks[i].tail, a.Ranks[i].shown = r.agent.tail(i)
+	if r.drain() {
+		for i := range a.Ranks {
+			a.Ranks[i].tail, a.Ranks[i].shown = r.agent.tail(i)
+		}
+		a.midLine = r.agent.err.midLine()
 	}
-	a.midLine = r.agent.err.midLine()
 	r.agent.close()
 	r.giveBack()
 }
 
 // drain waits for the collectors. A slow reader is waited for as long as it takes, unless the user has interrupted
-// the job or does so now.
-func (r *runner) drain() {
+// the job or does so now: then it returns false, and a collector may still hang in its last write.
+func (r *runner) drain() bool {
 	done := r.agent.finish()
 	var giveUp <-chan time.Time
 	if r.acct.Reason == ReasonSignal || r.acct.Reason == ReasonTimeout {
@@ -432,9 +470,9 @@ func (r *runner) drain() {
 	for {
 		select {
 		case <-done:
-			return
+			return true
 		case <-giveUp:
-			return
+			return false
 		case e := <-r.agent.events:
 			r.event(e)
 		case s := <-r.o.Signals:
@@ -442,7 +480,7 @@ func (r *runner) drain() {
 				if !r.ending {
 					r.ending, r.interrupt, r.acct.Reason = true, s.(syscall.Signal), ReasonSignal
 				}
-				return
+				return false
 			}
 		}
 	}

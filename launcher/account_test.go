@@ -1,0 +1,133 @@
+package launcher
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// ended makes the account of a rank.
+func ended(rank, order int, s exitStatus, stopped string) RankAccount {
+	return RankAccount{Rank: rank, Host: "a", PID: 100 + rank, End: time.Unix(10, int64(order)*1e6), status: s, done: true, order: order, Stopped: stopped}
+}
+
+func TestSettle(t *testing.T) {
+	ok := exitStatus{}
+	code := func(n int) exitStatus { return exitStatus{Code: n} }
+	sig := func(s syscall.Signal) exitStatus { return exitStatus{Signal: s} }
+	lost := ended(2, 1, ok, "")
+	lost.Joined = true
+	left := lost
+	left.Left = true
+	late := ended(2, 2, ok, "")
+	late.Joined = true
+	for _, c := range []struct {
+		name      string
+		reason    Reason
+		ranks     []RankAccount
+		interrupt syscall.Signal
+		cannot    int
+		code      int
+		cause     int
+	}{
+		{"all well", ReasonDone, []RankAccount{ended(0, 1, ok, ""), ended(1, 2, ok, "")}, 0, 0, 0, -1},
+		{"first failure wins", ReasonFailed, []RankAccount{ended(0, 3, code(1), ""), ended(1, 2, code(7), ""), ended(2, 1, ok, "")}, 0, 0, 7, 1},
+		{"signal", ReasonFailed, []RankAccount{ended(0, 2, sig(syscall.SIGTERM), "SIGTERM"), ended(1, 1, sig(syscall.SIGSEGV), "")}, 0, 0, 139, 1},
+		{"codes are not mixed", ReasonFailed, []RankAccount{ended(0, 1, code(1), ""), ended(1, 2, code(2), "SIGTERM")}, 0, 0, 1, 0},
+		{"silent end before", ReasonFailed, []RankAccount{ended(0, 2, code(1), ""), ended(1, 3, code(1), "SIGTERM"), lost}, 0, 0, 1, 2},
+		{"goodbye is no cause", ReasonFailed, []RankAccount{ended(0, 2, code(1), ""), left}, 0, 0, 1, 0},
+		{"silent end after", ReasonFailed, []RankAccount{ended(0, 1, code(4), ""), late}, 0, 0, 4, 0},
+		{"timeout", ReasonTimeout, []RankAccount{ended(0, 1, sig(syscall.SIGTERM), "SIGTERM")}, 0, 0, 124, -1},
+		{"ctrl-c", ReasonSignal, []RankAccount{ended(0, 1, ok, "SIGINT")}, syscall.SIGINT, 0, 130, -1},
+		{"term", ReasonSignal, []RankAccount{ended(0, 1, ok, "SIGTERM")}, syscall.SIGTERM, 0, 143, -1},
+		{"missing", ReasonCannotRun, nil, 0, 127, 127, -1},
+		{"reader gone", ReasonReader, nil, 0, 0, 141, -1},
+		{"gorun", ReasonInternal, nil, 0, 0, 125, -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := &Account{Reason: c.reason, Ranks: c.ranks}
+			a.settle(c.interrupt, c.cannot)
+			if a.Code != c.code || a.Cause != c.cause {
+				t.Errorf("got code %d, cause %d, want %d, %d", a.Code, a.Cause, c.code, c.cause)
+			}
+		})
+	}
+}
+
+func TestSummary(t *testing.T) {
+	start := time.Unix(9, 0)
+	failed := ended(1, 1, exitStatus{Code: 3}, "")
+	failed.tail = []byte("one\ntwo\npanic: bad\n")
+	shown := failed
+	shown.shown = true
+	silent := ended(1, 1, exitStatus{}, "")
+	silent.Joined = true
+	never := RankAccount{Rank: 3, Host: "a"}
+	for _, c := range []struct {
+		name   string
+		reason Reason
+		err    string
+		ranks  []RankAccount
+		want   string
+	}{
+		{"done", ReasonDone, "", nil, ""},
+		{"failed", ReasonFailed, "", []RankAccount{ended(0, 2, exitStatus{Signal: syscall.SIGTERM}, "SIGTERM"), failed, ended(2, 3, exitStatus{Code: 1}, "SIGTERM"), never}, `
+gorun: rank 1 (host a, pid 101) exited with code 3 after 1.001s
+  its last lines on stderr:
+    one
+    two
+    panic: bad
+  then: rank 0 ended by gorun (SIGTERM); rank 2 exited with code 1 after SIGTERM; rank 3 not started
+`},
+		{"lines were just shown", ReasonFailed, "", []RankAccount{ended(0, 2, exitStatus{Signal: syscall.SIGKILL}, "SIGKILL"), shown}, `
+gorun: rank 1 (host a, pid 101) exited with code 3 after 1.001s
+  then: rank 0 ended by gorun (SIGKILL)
+`},
+		{"one rank", ReasonFailed, "", []RankAccount{ended(0, 1, exitStatus{Signal: syscall.SIGSEGV, Core: true}, "")}, `
+gorun: rank 0 (host a, pid 100) was killed by SIGSEGV (core dumped) after 1.001s
+`},
+		{"silent end", ReasonFailed, "", []RankAccount{ended(0, 2, exitStatus{Code: 1}, ""), silent}, `
+gorun: rank 1 (host a, pid 101) exited with code 0 after 1.001s without leaving the job (Job.Close), which is a death to the other ranks
+  then: rank 0 exited with code 1
+`},
+		{"timeout", ReasonTimeout, "the job has run for 1s", []RankAccount{ended(0, 1, exitStatus{Signal: syscall.SIGTERM}, "SIGTERM"), ended(1, 2, exitStatus{Signal: syscall.SIGTERM}, "SIGTERM")}, `
+gorun: timeout: the job has run for 1s
+  then: ranks 0,1 ended by gorun (SIGTERM)
+`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := &Account{Start: start, Reason: c.reason, Error: c.err, Ranks: c.ranks}
+			a.settle(0, 0)
+			if d := cmp.Diff(a.Summary(), strings.TrimPrefix(c.want, "\n")); d != "" {
+				t.Errorf("-got +want:\n%s", d)
+			}
+		})
+	}
+}
+
+func TestRanksText(t *testing.T) {
+	for want, in := range map[string][]int{"rank 3": {3}, "ranks 0,1": {0, 1}, "ranks 0-2": {0, 1, 2}, "ranks 0-2,5": {0, 1, 2, 5}, "ranks 1,3,4,6-9": {1, 3, 4, 6, 7, 8, 9}} {
+		if got := ranksText(in); got != want {
+			t.Errorf("ranksText(%v) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want []string
+	}{
+		{"", nil}, {"\n\n", nil}, {"a", []string{"a"}}, {"a\nb\nc\n", []string{"b", "c"}}, {"10%\r20%\r\nend\r\n", []string{"20%", "end"}},
+	} {
+		if got := lastLines([]byte(c.text), 2); !cmp.Equal(got, c.want) {
+			t.Errorf("lastLines(%q) = %q, want %q", c.text, got, c.want)
+		}
+	}
+	if got := lastLines([]byte(strings.Repeat("x", 1000)), 1); len(got) != 1 || len(got[0]) != 403 {
+		t.Errorf("a long line is %d bytes, want 403", len(got[0]))
+	}
+}
