@@ -43,14 +43,14 @@ type Comm struct {
 	splits    int
 	watchFrom int // which peer is compared first, where not all are at each call
 
-	mu      sync.Mutex // guards what follows; never held over a call that waits
-	closing bool
-	closed  bool
-	gate    Gate
-	gateSeq uint64 // record of the lease
-	holders map[*holding]struct{}
-	regs    map[uint64]*registered // by memory id
-	pairs   map[int]*bootstrap.Group
+	mu       sync.Mutex // guards what follows; never held over a call that waits
+	closing  bool
+	closed   bool
+	gate     Gate
+	gateSeq  uint64 // record of the lease
+	holders  map[*holding]struct{}
+	regs     map[uint64]*registered   // by memory id
+	meetings map[int]*bootstrap.Group // of the lease, by peer
 
 	wg     sync.WaitGroup // goroutines that Close waits for
 	ctx    context.Context
@@ -138,7 +138,7 @@ func InitConfig(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, cfg *
 // initComm makes a communicator; meeting is a name for it that its members share and no other communicator of the job has.
 func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Config, meeting string) (comm *Comm, err error) {
 	c := &Comm{job: job, dev: dev, name: set.Name, ranks: slices.Clone(set.Ranks), check: set.Check, timeout: set.Timeout,
-		holders: map[*holding]struct{}{}, regs: map[uint64]*registered{}, pairs: map[int]*bootstrap.Group{}}
+		holders: map[*holding]struct{}{}, regs: map[uint64]*registered{}, meetings: map[int]*bootstrap.Group{}}
 	c.rank = slices.Index(c.ranks, job.Rank())
 	fail := func(err error) (*Comm, error) { return nil, c.errorf("init", err) }
 	switch {
@@ -506,8 +506,8 @@ func (c *Comm) releaseAll(why error) {
 	c.closed = true
 	regs := c.regs
 	c.regs = nil
-	pairs := c.pairs
-	c.pairs = nil
+	meetings := c.meetings
+	c.meetings = map[int]*bootstrap.Group{}
 	c.mu.Unlock()
 	c.cancel(why)
 	c.wg.Wait()
@@ -521,7 +521,7 @@ func (c *Comm) releaseAll(why error) {
 	if c.acct != nil {
 		c.acct.Release()
 	}
-	for _, g := range pairs {
+	for _, g := range meetings {
 		g.Close()
 	}
 	if c.group != nil {

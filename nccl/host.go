@@ -7,6 +7,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
@@ -23,9 +26,8 @@ type host struct {
 	rank int
 	seg  segment
 
-	mem      *cuda.Memory     // the first member's control segment
-	peerMem  *cuda.PeerMemory // the others'
-	withdraw func()           // its export
+	segMem   *cuda.PeerMemory // the segment's mapping; nil in process, where it is Go memory
+	withdraw func()           // the first member's export of it
 
 	tickets atomic.Uint64 // taken so far
 	pending atomic.Int64  // eager tasks and replays that are enqueued and not done
@@ -64,34 +66,68 @@ func newHost(ctx context.Context, c *Comm) (backend, error) {
 		srcs: make([][]byte, n), dsts: make([][]byte, n), part: make([][]byte, n), out: make([][]byte, n), acc: make([]byte, accSize)}
 	h.peers.of = map[mapKey]*mapping{}
 	h.peers.exports = map[uint64]func(){}
-	key := "nccl " + c.key + " control"
-	if c.rank == 0 {
-		mem, err := c.dev.Alloc(uint64(h.seg.size()), cuda.Shareable)
-		if err != nil {
-			return nil, err
-		}
-		h.mem = mem
-		sh, err := mem.Share()
-		if err == nil {
-			err = h.seg.adopt(cuda.Range{Mem: mem, Len: mem.Size()}.Bytes(), true)
-		}
-		if err == nil {
-			h.withdraw, err = c.job.Export(key, bootstrap.Handle{FD: sh.FD, Local: sh})
-		}
-		if err != nil {
-			return nil, errors.Join(err, mem.Free())
-		}
-		return h, nil
-	}
-	pm, err := importMemory(ctx, c, 0, key)
-	if err != nil {
+	if err := h.share(ctx); err != nil {
 		return nil, err
 	}
-	h.peerMem = pm
-	if err := h.seg.adopt(pm.Bytes(), false); err != nil {
-		return nil, errors.Join(err, pm.Close())
-	}
 	return h, nil
+}
+
+// share makes the control segment on the first member and maps it on the others. Ranks of one process share Go memory: so the race
+// detector sees what they do, and none can unmap it under another.
+func (h *host) share(ctx context.Context) (err error) {
+	c := h.c
+	key := "nccl " + c.key + " control"
+	fd := -1
+	defer func() {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+		if err != nil {
+			h.release()
+		}
+	}()
+	first := c.rank == 0
+	var local []uint64
+	switch {
+	case !first:
+		hd, err := c.job.Import(ctx, c.ranks[0], key)
+		if err != nil {
+			return err
+		}
+		fd = hd.FD
+		local, _ = hd.Local.([]uint64)
+	case c.job.InProcess():
+		local = make([]uint64, h.seg.size()/8)
+	default:
+		if fd, err = memfd(h.seg.size()); err != nil {
+			return err
+		}
+	}
+	if local != nil {
+		err = h.seg.adopt(unsafe.Slice((*byte)(unsafe.Pointer(&local[0])), 8*len(local)), first)
+	} else if h.segMem, err = c.dev.MapShared(cuda.SharedMemory{FD: fd, Size: uint64(h.seg.size())}); err == nil {
+		err = h.seg.adopt(h.segMem.Bytes(), first)
+	}
+	if err == nil && first {
+		h.withdraw, err = c.job.Export(key, bootstrap.Handle{FD: fd, Local: local})
+	}
+	return err
+}
+
+// memfd makes shared memory that cannot shrink under those who map it.
+func memfd(size int) (int, error) {
+	fd, err := unix.MemfdCreate("nccl-control", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return -1, fmt.Errorf("control segment: memfd_create: %w", err)
+	}
+	if err = unix.Ftruncate(fd, int64(size)); err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("control segment of %d bytes: %w", size, err)
+	}
+	return fd, nil
 }
 
 // start follows when all members have the segment.
@@ -309,11 +345,8 @@ func (h *host) release() {
 	h.gone = true
 	h.start()
 	h.peers.unmapAll()
-	if h.peerMem != nil {
-		h.peerMem.Close()
-	}
-	if h.mem != nil {
-		h.mem.Free()
+	if h.segMem != nil {
+		h.segMem.Close()
 	}
 	h.seg.b = nil
 }

@@ -56,18 +56,21 @@ func (c *Comm) SetGate(g Gate) (restore func(), err error) {
 		c.mu.Unlock()
 		return nil, c.errorf("capture", fmt.Errorf("%w: %s", ErrInUse, who))
 	}
-	c.gate = g
+	// The goroutine that makes the calls is here: nobody appends meanwhile.
+	rec := bootstrap.Record{Kind: bootstrap.Capture}
+	rec.Seq = c.acct.Append(rec.Kind, rec.Desc)
+	c.gate, c.gateSeq = g, rec.Seq
 	c.mu.Unlock()
 	restore = sync.OnceFunc(func() {
 		c.mu.Lock()
-		c.gate = nil
+		c.gate, c.gateSeq = nil, 0
+		groups := c.meetings
+		c.meetings = map[int]*bootstrap.Group{}
 		c.mu.Unlock()
+		for _, g := range groups {
+			g.Close()
+		}
 	})
-	rec := bootstrap.Record{Kind: bootstrap.Capture}
-	rec.Seq = c.acct.Append(rec.Kind, rec.Desc)
-	c.mu.Lock()
-	c.gateSeq = rec.Seq
-	c.mu.Unlock()
 	if err := c.compare(rec); err != nil {
 		restore()
 		return nil, c.errorf("capture", err)
@@ -108,22 +111,18 @@ const meetPoll = 3 * time.Millisecond
 // that tells it, when a member's ledger shows that it does something else (an eager call or replay where this rank captures), or the communicator
 // fails. bootstrap's errors are in its errors (errors.As); the end of ctx or a circle of waits do not fail the communicator.
 func (c *Comm) Meet(ctx context.Context, value []byte, what string) ([][]byte, error) {
-	return c.meet(ctx, c.group, -1, value, what)
+	return c.meet(ctx, everybody, value, what)
 }
 
 // MeetPair is the same between this rank and one peer, for Send and Recv in a capture.
 func (c *Comm) MeetPair(ctx context.Context, peer int, value []byte, what string) (theirs []byte, err error) {
 	if peer < 0 || peer >= len(c.ranks) {
-		return nil, c.errorf("meet", causef(ErrArgument, "peer %d is no rank of a communicator of %d", peer, len(c.ranks)))
+		return nil, c.errorf(what, causef(ErrArgument, "peer %d is no rank of a communicator of %d", peer, len(c.ranks)))
 	}
 	if peer == c.rank {
 		return value, nil
 	}
-	g, err := c.pair(peer)
-	if err != nil {
-		return nil, c.errorf("meet", err)
-	}
-	all, err := c.meet(ctx, g, peer, value, what)
+	all, err := c.meet(ctx, peer, value, what)
 	if err != nil {
 		return nil, err
 	}
@@ -133,38 +132,49 @@ func (c *Comm) MeetPair(ctx context.Context, peer int, value []byte, what string
 	return all[1], nil
 }
 
-func (c *Comm) pair(peer int) (*bootstrap.Group, error) {
+const everybody = -1 // as a peer to meet
+
+// meeting is the group in which a peer is met. A lease has groups of its own, named by its record: a capture that a member left early cannot
+// put the meetings of the next one out of step.
+func (c *Comm) meeting(peer int) (*bootstrap.Group, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.pairs == nil {
-		return nil, ErrClosed
+	if c.gate == nil {
+		if peer != everybody {
+			return nil, causef(ErrArgument, "pairs meet in a capture only")
+		}
+		return c.group, nil
 	}
-	if g := c.pairs[peer]; g != nil {
+	if g := c.meetings[peer]; g != nil {
 		return g, nil
 	}
-	lo, hi := min(c.rank, peer), max(c.rank, peer)
-	g, err := c.job.Group(fmt.Sprintf("nccl %s pair %d %d", c.key, lo, hi), []int{c.ranks[lo], c.ranks[hi]})
-	if err != nil {
-		return nil, err
+	name, ranks := fmt.Sprintf("nccl %s capture %d", c.key, c.gateSeq), c.ranks
+	if peer != everybody {
+		lo, hi := min(c.rank, peer), max(c.rank, peer)
+		name, ranks = fmt.Sprintf("%s pair %d-%d", name, lo, hi), []int{c.ranks[lo], c.ranks[hi]}
 	}
-	c.pairs[peer] = g
-	return g, nil
+	g, err := c.job.Group(name, ranks)
+	if err == nil {
+		c.meetings[peer] = g
+	}
+	return g, err
 }
 
 // contradicted is the end of a Meet by another member's ledger.
 type contradicted struct{ error }
 
-func (c *Comm) meet(ctx context.Context, g *bootstrap.Group, peer int, value []byte, what string) ([][]byte, error) {
+func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([][]byte, error) {
 	if err := c.usable(); err != nil {
+		return nil, c.errorf(what, err)
+	}
+	g, err := c.meeting(peer)
+	if err != nil {
 		return nil, c.errorf(what, err)
 	}
 	c.acct.SetBusy(what)
 	defer c.acct.SetBusy("")
 	c.mu.Lock()
-	rec := bootstrap.Record{Kind: bootstrap.Capture, Seq: c.gateSeq}
-	if c.gate == nil {
-		rec.Seq = 0
-	}
+	rec := bootstrap.Record{Kind: bootstrap.Capture, Seq: c.gateSeq} // 0 outside of a lease
 	c.mu.Unlock()
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -183,7 +193,7 @@ func (c *Comm) meet(ctx context.Context, g *bootstrap.Group, peer int, value []b
 			return
 		}
 		for r := range c.ranks {
-			if r == c.rank || peer >= 0 && r != peer || rec.Seq == 0 {
+			if r == c.rank || peer != everybody && r != peer || rec.Seq == 0 {
 				continue
 			}
 			if err := c.contradiction(rec, r); err != nil {

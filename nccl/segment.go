@@ -57,7 +57,7 @@ const (
 	// The chunks of messages are as large as a quarter of the half, and smaller where there are many pairs: the address space.
 	maxChunk      = 64 << 10
 	minChunk      = 4 << 10
-	messagesTotal = 128 << 20
+	messagesTotal = 32 << 20
 )
 
 // Words of a call slot.
@@ -98,7 +98,7 @@ func (s *segment) size() int { return s.messages + s.n*s.n*2*s.chunk }
 
 // adopt takes the memory; the maker writes the header, the others check it.
 func (s *segment) adopt(b []byte, make bool) error {
-	if len(b) < s.size() {
+	if len(b) != s.size() {
 		return fmt.Errorf("control segment of %d bytes, want %d", len(b), s.size())
 	}
 	s.b = b
