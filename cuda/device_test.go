@@ -1,0 +1,183 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestOpen(t *testing.T) {
+	for _, c := range []struct {
+		name, token, env string
+		files            []string
+		errText          []string
+	}{
+		{name: "no hardware"},
+		{name: "host", token: "host"},
+		{name: "host by environment", env: "host"},
+		{name: "host on a GPU machine", token: "host", files: []string{"dev/nvidiactl"}},
+		{name: "host by environment on a GPU machine", env: "host", files: []string{"dev/nvidiactl"}},
+		{name: "nvidia driver", files: []string{"proc/driver/nvidia/version"},
+			errText: []string{"an NVIDIA GPU found", "proc/driver/nvidia/version", "CUDA platform is not part of this version", "GORUN_DEVICE=host"}},
+		{name: "nvidia device", files: []string{"dev/nvidiactl"}, errText: []string{"nvidiactl", "CUDA platform", "GORUN_DEVICE=host"}},
+		{name: "amd", files: []string{"dev/kfd"}, errText: []string{"an AMD GPU", "HIP platform", "GORUN_DEVICE=host"}},
+		{name: "moore threads", files: []string{"dev/mtgpu.0"}, errText: []string{"a Moore Threads GPU", "mtgpu.0", "MUSA platform"}},
+		{name: "unknown token", token: "3", errText: []string{`device "3"`, "unknown"}},
+		{name: "unknown environment", env: "tpu", errText: []string{`GORUN_DEVICE="tpu"`, "unknown"}},
+		{name: "the token is stronger", token: "host", env: "tpu"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			root := t.TempDir()
+			for _, f := range c.files {
+				f = filepath.Join(root, f)
+				check(t, os.MkdirAll(filepath.Dir(f), 0o755))
+				check(t, os.WriteFile(f, nil, 0o644))
+			}
+			d, err := open(c.token, c.env, root)
+			if c.errText != nil {
+				wantText(t, err, c.errText...)
+				return
+			}
+			check(t, err)
+			if d.Platform() != Host || !strings.HasPrefix(d.String(), "host (") {
+				t.Errorf("got %s, a %s device", d, d.Platform())
+			}
+			check(t, d.Close())
+			check(t, d.Close())
+		})
+	}
+}
+
+func TestOpenReadsEnvironment(t *testing.T) {
+	t.Setenv("GORUN_DEVICE", "tpu")
+	_, err := Open("")
+	wantText(t, err, "tpu")
+}
+
+func TestPlatformString(t *testing.T) {
+	for p, want := range map[Platform]string{Host: "host", CUDA: "CUDA", MUSA: "MUSA", HIP: "HIP", 9: "platform(9)"} {
+		if got := p.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestDeviceCores(t *testing.T) {
+	t.Setenv("GORUN_LOCAL_SIZE", "1000")
+	d := newDevice(t)
+	if got := d.String(); got != "host (1 core)" {
+		t.Errorf("1000 ranks on this machine: got %q", got)
+	}
+}
+
+func TestDeviceCloseNamesWhatIsOpen(t *testing.T) {
+	d := must(Open("host"))
+	s := must(d.NewStream())
+	e := must(d.NewEvent())
+	m := must(d.Alloc(64, Private))
+	lockThread(t)
+	check(t, s.BeginCapture(CaptureRelaxed))
+	g := must(s.EndCapture())
+	x := must(g.Instantiate())
+	wantText(t, d.Close(), s.String(), e.String(), m.String(), g.String(), x.String())
+
+	h := must(m.Hold("a registration", false))
+	check(t, m.Free())
+	wantText(t, d.Close(), m.String()) // still there for its holder
+	h.Release()
+	check(t, x.Destroy())
+	check(t, g.Destroy())
+	check(t, e.Close())
+	wantText(t, d.Close(), s.String())
+	check(t, s.Close())
+	check(t, d.Close())
+
+	_, err := d.NewStream()
+	wantError(t, err, ErrClosed)
+	_, err = d.NewEvent()
+	wantError(t, err, ErrClosed)
+	_, err = d.Alloc(1, Private)
+	wantError(t, err, ErrClosed)
+}
+
+func TestDeviceCloseListIsShort(t *testing.T) {
+	d := must(Open("host"))
+	var events []*Event
+	for range 20 {
+		events = append(events, must(d.NewEvent()))
+	}
+	wantText(t, d.Close(), "and 12 more")
+	for _, e := range events {
+		check(t, e.Close())
+	}
+	check(t, d.Close())
+}
+
+func TestDeviceFail(t *testing.T) {
+	d := newDevice(t)
+	s, other := newStream(t, d), newStream(t, d)
+	stuck, behind := newGate(d, "stuck"), newGate(d, "behind")
+	check(t, s.Submit(stuck))
+	check(t, s.Submit(behind))
+	e := newEvent(t, d)
+	check(t, s.Record(e))
+
+	bad := errors.New("the cable is out")
+	waiting := make(chan error)
+	go func() { waiting <- s.Synchronize(testContext(t)) }()
+	eventually(t, "start", func() bool { return stuck.started.Load() == 1 })
+	d.Fail(bad)
+	d.Fail(errors.New("a consequence"))
+	d.Fail(nil)
+	wantError(t, <-waiting, bad)
+	for _, g := range []*gate{stuck, behind} {
+		wantError(t, g.cancelCause(), bad)
+	}
+	wantError(t, d.Err(), bad)
+	wantError(t, other.Synchronize(testContext(t)), bad)
+	wantError(t, other.Submit(newGate(d, "late")), bad)
+	wantError(t, e.Synchronize(testContext(t)), bad)
+	_, err := e.Query()
+	wantError(t, err, bad)
+	_, err = s.Query()
+	wantError(t, err, bad)
+	_, err = d.Alloc(1, Private)
+	wantError(t, err, bad)
+	_, err = d.NewStream()
+	wantError(t, err, bad)
+}
+
+// A failure reaches what is enqueued though nobody waits.
+func TestDeviceFailUnattended(t *testing.T) {
+	d := newDevice(t)
+	s := newStream(t, d)
+	g := newGate(d, "alone")
+	check(t, s.Submit(g))
+	bad := errors.New("broken")
+	d.Fail(bad)
+	eventually(t, "cancel", func() bool { return g.cancelCause() != nil })
+}
+
+func TestErrorText(t *testing.T) {
+	base := errors.New("base")
+	inner := &Error{Op: "kernel k", Detail: "panic", Err: base, Stack: "goroutine 1"}
+	outer := &Error{Op: "stream synchronize", Detail: "stream 2", Err: inner}
+	if got, want := outer.Error(), "cuda: stream synchronize: stream 2: kernel k: panic: base"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := fmt.Sprintf("%v", outer), outer.Error(); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := fmt.Sprintf("%+v", outer), outer.Error()+"\ngoroutine 1"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := fmt.Sprintf("%q", &Error{Op: "free"}), `"cuda: free"`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	if !errors.Is(outer, base) {
+		t.Error("the cause is lost")
+	}
+}
