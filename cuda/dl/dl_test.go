@@ -237,28 +237,40 @@ func open(t testing.TB) *dl.Library {
 
 func TestBind(t *testing.T) {
 	l := open(t)
-	var put, neg, absent dl.Func
-	var shape, none int
+	var put, neg, absent dl.Entry
 	if err := l.Bind([]dl.Symbol{
-		{Addr: &put, Names: []string{"put64_v2", "put64"}, Shape: &shape, Required: true},
-		{Addr: &neg, Names: []string{"negative"}, Required: true},
-		{Addr: &absent, Names: []string{"absent"}, Shape: &none},
+		{Entry: &put, Names: []string{"put64_v2", "put64"}, Required: true},
+		{Entry: &neg, Names: []string{"negative"}, Required: true},
+		{Entry: &absent, Names: []string{"absent_v2", "absent"}, Since: "Test 3"},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if put == 0 || neg == 0 || absent != 0 || shape != 1 || none != -1 {
-		t.Errorf("put %v, neg %v, absent %v, shape %d, none %d", put != 0, neg != 0, absent != 0, shape, none)
+	got := []dl.Entry{put, neg, absent}
+	want := []dl.Entry{
+		{Func: l.Lookup("put64"), Name: "put64", Shape: 1},
+		{Func: l.Lookup("negative"), Name: "negative"},
+		{Name: "absent_v2", Shape: -1, Since: "Test 3"},
 	}
-	if got := int32(neg.Call()); got != -7 {
-		t.Errorf("negative() = %d, want -7", got)
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("entries (-got +want):\n%s", diff)
+	}
+	for _, got := range []int32{neg.Result3(0, 0, 0), neg.Result6(0, 0, 0, 0, 0, 0), neg.Result9(0, 0, 0, 0, 0, 0, 0, 0, 0), neg.Result12(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)} {
+		if got != -7 {
+			t.Errorf("negative() = %d, want -7", got)
+		}
+	}
+	for _, got := range []int32{absent.Result3(0, 0, 0), absent.Result6(0, 0, 0, 0, 0, 0), absent.Result9(0, 0, 0, 0, 0, 0, 0, 0, 0), absent.Result12(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)} {
+		if got != dl.Absent {
+			t.Errorf("absent() = %d, want Absent", got)
+		}
 	}
 	err := l.Bind([]dl.Symbol{
-		{Addr: &absent, Names: []string{"one_v2", "one"}, Required: true},
-		{Addr: &put, Names: []string{"put64"}, Required: true},
-		{Addr: &absent, Names: []string{"two"}, Required: true},
+		{Entry: &absent, Names: []string{"one_v2", "one"}, Required: true},
+		{Entry: &put, Names: []string{"put64"}, Required: true},
+		{Entry: &absent, Names: []string{"two"}, Required: true},
 	})
-	want := "load Test: " + l.Path() + " lacks one_v2 or one, two"
-	if diff := cmp.Diff(errText(err), want); diff != "" {
+	missing := "load Test: " + l.Path() + " lacks one_v2 or one, two"
+	if diff := cmp.Diff(errText(err), missing); diff != "" {
 		t.Errorf("error (-got +want):\n%s", diff)
 	}
 }
@@ -287,7 +299,15 @@ func TestElevenArguments(t *testing.T) {
 func TestOutPointersOnFreshStacks(t *testing.T) {
 	put := open(t).Lookup("put64")
 	// Each form has its own variable: one marked call would put a shared one on the heap for all.
+	e := &dl.Entry{Func: put}
 	forms := map[string]func(n uintptr) uint64{
+		"Result3": func(n uintptr) (v uint64) { e.Result3(uintptr(unsafe.Pointer(&v)), n, 0); return v },
+		"Result6": func(n uintptr) (v uint64) { e.Result6(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0); return v },
+		"Result9": func(n uintptr) (v uint64) { e.Result9(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0, 0, 0, 0); return v },
+		"Result12": func(n uintptr) (v uint64) {
+			e.Result12(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+			return v
+		},
 		"Call":  func(n uintptr) (v uint64) { put.Call(uintptr(unsafe.Pointer(&v)), n); return v },
 		"Call3": func(n uintptr) (v uint64) { put.Call3(uintptr(unsafe.Pointer(&v)), n, 0); return v },
 		"Call6": func(n uintptr) (v uint64) { put.Call6(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0); return v },
@@ -320,11 +340,13 @@ func TestCallAllocatesNothing(t *testing.T) {
 		t.Skip("the race detector makes sync.Pool drop items on purpose")
 	}
 	f := open(t).Lookup("negative")
+	e := &dl.Entry{Func: f}
 	if got := testing.AllocsPerRun(1000, func() {
 		f.Call3(1, 2, 3)
 		f.Call6(1, 2, 3, 4, 5, 6)
 		f.Call9(1, 2, 3, 4, 5, 6, 7, 8, 9)
 		f.Call12(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
+		e.Result9(1, 2, 3, 4, 5, 6, 7, 8, 9)
 	}); got != 0 {
 		t.Errorf("allocations = %v, want 0", got)
 	}

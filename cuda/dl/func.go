@@ -1,6 +1,8 @@
 package dl
 
 import (
+	"bytes"
+	"math"
 	"sync"
 	"unsafe"
 
@@ -68,6 +70,51 @@ func (f Func) Call12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12 uintptr) 
 // and results by value, on cold paths only (0.6 µs and more, several allocations).
 func (f Func) Bind(fn any) { purego.RegisterFunc(fn, uintptr(f)) }
 
+// Entry is a bound function: its address, the name that was found, and which alternative that was.
+type Entry struct {
+	Func
+	Name  string // the first alternative's if the function is absent
+	Shape int    // index of the alternative, -1 if the function is absent
+	Since string // version that brought the function
+}
+
+// Absent is what the Result calls return for a function that the library does not have. No library returns it.
+const Absent = math.MinInt32
+
+// Result3, Result6, Result9 and Result12 call a function whose result is an int, without allocation.
+//
+//go:uintptrescapes
+func (e *Entry) Result3(a1, a2, a3 uintptr) int32 {
+	if e.Func == 0 {
+		return Absent
+	}
+	return int32(e.Func.Call3(a1, a2, a3))
+}
+
+//go:uintptrescapes
+func (e *Entry) Result6(a1, a2, a3, a4, a5, a6 uintptr) int32 {
+	if e.Func == 0 {
+		return Absent
+	}
+	return int32(e.Func.Call6(a1, a2, a3, a4, a5, a6))
+}
+
+//go:uintptrescapes
+func (e *Entry) Result9(a1, a2, a3, a4, a5, a6, a7, a8, a9 uintptr) int32 {
+	if e.Func == 0 {
+		return Absent
+	}
+	return int32(e.Func.Call9(a1, a2, a3, a4, a5, a6, a7, a8, a9))
+}
+
+//go:uintptrescapes
+func (e *Entry) Result12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12 uintptr) int32 {
+	if e.Func == 0 {
+		return Absent
+	}
+	return int32(e.Func.Call12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12))
+}
+
 // GoString copies the NUL-terminated C string at addr; "" at 0.
 func GoString(addr uintptr) string {
 	if addr == 0 {
@@ -83,3 +130,11 @@ func GoString(addr uintptr) string {
 
 // CString is s with a NUL at its end. Pass uintptr(unsafe.Pointer(&b[0])).
 func CString(s string) []byte { return append([]byte(s), 0) }
+
+// Text is the text of a C buffer: up to its first NUL, without white space at the ends.
+func Text(b []byte) string {
+	if i := bytes.IndexByte(b, 0); i >= 0 {
+		b = b[:i]
+	}
+	return string(bytes.TrimSpace(b))
+}

@@ -85,6 +85,21 @@ func (e *MissingError) Error() string {
 	return fmt.Sprintf("load %s: %s lacks %s", e.Name, e.Path, strings.Join(e.Symbols, ", "))
 }
 
+// NeedError is a function or feature that the library that was found does not have.
+type NeedError struct {
+	What  string // "ncclCommWindowRegister", "windows"
+	Needs string // "NCCL 2.27.3"; "" if no version is known to have it
+	Found string // "NCCL 2.21.5"
+	Path  string
+}
+
+func (e *NeedError) Error() string {
+	if e.Needs == "" || e.Needs == e.Found {
+		return fmt.Sprintf("%s is not in %s (%s)", e.What, e.Found, e.Path)
+	}
+	return fmt.Sprintf("%s needs %s, found %s (%s)", e.What, e.Needs, e.Found, e.Path)
+}
+
 // Library is an open library. It stays open for the life of the process, except in tests.
 type Library struct {
 	name   string
@@ -186,30 +201,28 @@ func (l *Library) Lookup(symbol string) Func {
 
 // Symbol is a function to bind.
 type Symbol struct {
-	Addr     *Func
+	Entry    *Entry
 	Names    []string // alternatives; the first that is there is taken
-	Shape    *int     // if not nil: the index of the alternative that was taken, -1 for none
+	Since    string   // the version that brought the function, for errors: "CUDA 12.0"
 	Required bool
 }
 
-// Bind looks all symbols up. Absent optional ones leave 0; absent required ones are one *MissingError.
+// Bind looks all symbols up. Absent optional ones leave an entry whose calls return Absent; absent required ones are
+// one *MissingError.
 func (l *Library) Bind(symbols []Symbol) error {
 	var missing []string
 	for _, s := range symbols {
-		*s.Addr = 0
-		if s.Shape != nil {
-			*s.Shape = -1
+		*s.Entry = Entry{Shape: -1, Since: s.Since}
+		if len(s.Names) > 0 {
+			s.Entry.Name = s.Names[0]
 		}
 		for i, n := range s.Names {
 			if a := l.Lookup(n); a != 0 {
-				*s.Addr = a
-				if s.Shape != nil {
-					*s.Shape = i
-				}
+				*s.Entry = Entry{Func: a, Name: n, Shape: i, Since: s.Since}
 				break
 			}
 		}
-		if *s.Addr == 0 && s.Required {
+		if s.Entry.Func == 0 && s.Required {
 			missing = append(missing, strings.Join(s.Names, " or "))
 		}
 	}

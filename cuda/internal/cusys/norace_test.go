@@ -1,0 +1,5 @@
+//go:build !race
+
+package cusys
+
+const raceEnabled = false

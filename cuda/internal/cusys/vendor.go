@@ -1,0 +1,146 @@
+package cusys
+
+import (
+	"fmt"
+
+	"github.com/gorun-dev/gorun/cuda/dl"
+)
+
+// Vendor is a maker of GPUs: where its libraries are and what they do otherwise than CUDA.
+type Vendor struct {
+	Name     string // "CUDA"
+	Driver   dl.Spec
+	Compiler dl.Spec
+	Handles  HandleType // the ways to share memory that its driver knows
+
+	id             vendorID
+	attributes     map[Attribute]int32 // its own numbers; nil: CUDA's. A missing one is a property that no device of it has
+	noContexts     bool                // a thread has a current device instead of a context
+	errorReturns   bool                // the error texts are results, not out arguments
+	version        func(code int32) Version
+	fdByPointer    func(Version) bool // an imported descriptor is passed by its address
+	compilerPrefix string
+	codeSize, code string // the compiler's functions for its result
+}
+
+type vendorID uint8
+
+const (
+	cudaID vendorID = iota
+	musaID
+	hipID
+)
+
+// Version of a driver, as the vendor counts.
+type Version struct{ Major, Minor int }
+
+func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }
+
+// Less compares.
+func (v Version) Less(w Version) bool {
+	return v.Major < w.Major || v.Major == w.Major && v.Minor < w.Minor
+}
+
+func cudaVersion(code int32) Version { return Version{int(code) / 1000, int(code) % 1000 / 10} }
+func hipVersion(code int32) Version {
+	return Version{int(code) / 10_000_000, int(code) / 100_000 % 100}
+}
+func never(Version) bool { return false }
+
+// CUDA is NVIDIA's.
+var CUDA = &Vendor{
+	Name: "CUDA",
+	id:   cudaID,
+	Driver: dl.Spec{
+		Name: "the CUDA driver", Env: "GORUN_CUDA_LIB",
+		Sonames: []string{"libcuda.so.1"}, // never libcuda.so, which may be the toolkit's stub
+		Dirs:    []string{"/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"},
+		Symbol:  "cuInit", Sole: "libcuda.so",
+	},
+	Compiler: dl.Spec{
+		Name: "NVRTC", Env: "GORUN_NVRTC_LIB",
+		Sonames: []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"},
+		HomeEnv: []string{"CUDA_HOME", "CUDA_PATH"}, Homes: []string{"/usr/local/cuda"}, HomeLib: []string{"lib64", "lib"},
+		Wheels: []string{"nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"},
+		Symbol: "nvrtcVersion",
+	},
+	Handles:        HandleFD | HandleFabric,
+	version:        cudaVersion,
+	fdByPointer:    never,
+	compilerPrefix: "nvrtc", codeSize: "GetPTXSize", code: "GetPTX",
+}
+
+// MUSA is Moore Threads'. Its driver mirrors CUDA 11's; the numbers of its attributes and errors are taken to be
+// CUDA's, as all published ones are.
+var MUSA = &Vendor{
+	Name: "MUSA",
+	id:   musaID,
+	Driver: dl.Spec{
+		Name: "the MUSA driver", Env: "GORUN_MUSA_LIB",
+		Sonames: []string{"libmusa.so.1", "libmusa.so"},
+		HomeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, Homes: []string{"/usr/local/musa"}, HomeLib: []string{"lib"},
+		Symbol: "muInit", Sole: "libmusa.so",
+	},
+	Compiler: dl.Spec{
+		Name: "MTRTC", Env: "GORUN_MTRTC_LIB",
+		Sonames: []string{"libmtrtc.so.1", "libmtrtc.so"},
+		HomeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, Homes: []string{"/usr/local/musa"}, HomeLib: []string{"lib"},
+		Symbol: "mtrtcVersion",
+	},
+	Handles:        HandleFD,
+	version:        cudaVersion,
+	fdByPointer:    never,
+	compilerPrefix: "mtrtc", codeSize: "GetPTXSize", code: "GetPTX",
+}
+
+// HIP is AMD's: one library is driver and runtime.
+var HIP = &Vendor{
+	Name: "HIP",
+	id:   hipID,
+	Driver: dl.Spec{
+		Name: "the HIP runtime", Env: "GORUN_HIP_LIB",
+		Sonames: []string{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"},
+		HomeEnv: []string{"ROCM_PATH", "HIP_PATH"}, Homes: []string{"/opt/rocm"}, HomeLib: []string{"lib"},
+		Wheels: []string{"_rocm_sdk_core/lib"},
+		Symbol: "hipInit", Sole: "libamdhip64.so",
+	},
+	Compiler: dl.Spec{
+		Name: "HIPRTC", Env: "GORUN_HIPRTC_LIB",
+		Sonames: []string{"libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5"},
+		HomeEnv: []string{"ROCM_PATH", "HIP_PATH"}, Homes: []string{"/opt/rocm"}, HomeLib: []string{"lib"},
+		Wheels: []string{"_rocm_sdk_core/lib"},
+		Symbol: "hiprtcVersion",
+	},
+	Handles: HandleFD,
+	attributes: map[Attribute]int32{
+		AttrMultiprocessors: 63, AttrPCIBus: 67, AttrPCIDevice: 68, AttrPCIDomain: 69, AttrCCMajor: 23, AttrCCMinor: 61,
+		AttrMemoryPools: 88, AttrVMM: 89,
+		AttrFDHandles: 89, // no attribute of its own: what has virtual memory management exports descriptors
+	},
+	noContexts:     true,
+	errorReturns:   true,
+	version:        hipVersion,
+	fdByPointer:    func(v Version) bool { return v.Less(Version{7, 1}) },
+	compilerPrefix: "hiprtc", codeSize: "GetCodeSize", code: "GetCode",
+}
+
+// Vendors are all of them, in the order in which a machine is asked.
+var Vendors = []*Vendor{CUDA, MUSA, HIP}
+
+// Settings are environment variables of the driver that work against gorun.
+func (v *Vendor) Settings() []dl.Setting {
+	blocking := dl.Setting{Values: []string{"1"}, Effect: dl.BreaksGraphs,
+		Why: "every launch waits for its end: collectives of captured graphs hang, all others lose their speed"}
+	switch v.id {
+	case musaID:
+		blocking.Name = "MUSA_LAUNCH_BLOCKING"
+		return []dl.Setting{blocking}
+	case hipID:
+		blocking.Name = "HIP_LAUNCH_BLOCKING"
+		serial := blocking
+		serial.Name, serial.Values = "AMD_SERIALIZE_KERNEL", []string{"1", "2", "3"}
+		return []dl.Setting{blocking, serial}
+	}
+	blocking.Name = "CUDA_LAUNCH_BLOCKING"
+	return []dl.Setting{blocking}
+}
