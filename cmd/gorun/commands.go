@@ -36,9 +36,9 @@ func newRootCmd(io stdio) *cobra.Command {
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		ValidArgsFunction: completeLaunch,
-		// Help on a topic and an unknown command are cobra's; a launch never comes here.
+		// Only words that are reserved for commands come here: everything else is a launch.
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return usagef("unknown command %s; see gorun help", args[0])
+			return usagef("no command %s in this version of gorun; for a program of that name say gorun run %s", args[0], args[0])
 		},
 		Args: cobra.ArbitraryArgs,
 	}

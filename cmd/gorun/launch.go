@@ -121,7 +121,7 @@ func isJobFile(name string) bool {
 		return false
 	}
 	info, err := os.Stat(name)
-	return err == nil && info.Mode().IsRegular()
+	return err != nil || info.Mode().IsRegular() // what is not there is reported as a job file
 }
 
 // fail prints an error and returns the exit code for it.

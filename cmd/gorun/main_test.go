@@ -1,0 +1,42 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+var update = flag.Bool("update", false, "write golden files in the scripts")
+
+// The test binary is gorun, and the rank program (rank_test.go), by the name it is called.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){
+		"gorun": func() { os.Exit(realMain(os.Args[1:])) },
+		"rank":  rankMain,
+	})
+}
+
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		UpdateScripts:       *update,
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup: func(e *testscript.Env) error {
+			// go build in a script finds the caches of the user, not of the script's empty home.
+			for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOFLAGS"} {
+				e.Setenv(name, os.Getenv(name))
+			}
+			if e.Getenv("GOCACHE") == "" {
+				cache, err := os.UserCacheDir()
+				if err != nil {
+					return err
+				}
+				e.Setenv("GOCACHE", cache+"/go-build")
+			}
+			return nil
+		},
+	})
+}

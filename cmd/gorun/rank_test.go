@@ -1,0 +1,163 @@
+package main
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// rankMain is a rank program for tests. Its first argument says what to do; where two are given as "N:verb", only
+// rank N does it and the others sleep.
+func rankMain() {
+	rank, _ := strconv.Atoi(os.Getenv("GORUN_RANK"))
+	args := os.Args[1:]
+	if n, verb, ok := strings.Cut(args[0], ":"); ok {
+		args[0] = verb
+		if n != strconv.Itoa(rank) {
+			args = []string{"sleep"}
+		}
+	}
+	dir := os.Getenv("RANKDIR")
+	mark := func(name string) {
+		// Written whole or not at all.
+		tmp := filepath.Join(dir, "tmp-"+name)
+		if os.WriteFile(tmp, []byte(strconv.Itoa(os.Getpid())), 0o600) == nil {
+			os.Rename(tmp, filepath.Join(dir, name))
+		}
+	}
+	me := strconv.Itoa(rank)
+	switch args[0] {
+	case "exit":
+		code, _ := strconv.Atoi(args[1])
+		os.Exit(code)
+	case "kill":
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	case "sleep":
+		mark("up" + me)
+		time.Sleep(time.Hour)
+	case "args":
+		// Everything as it came, quoted.
+		for _, a := range args[1:] {
+			fmt.Printf("%q\n", a)
+		}
+		for _, kv := range os.Environ() {
+			if strings.HasPrefix(kv, "ODD") {
+				fmt.Printf("%q\n", kv)
+			}
+		}
+	case "sum":
+		// The hash of stdin, read slowly at first.
+		h := sha256.New()
+		time.Sleep(20 * time.Millisecond)
+		n, err := io.Copy(h, os.Stdin)
+		if err != nil {
+			fmt.Println("read stdin:", err)
+			os.Exit(1)
+		}
+		fmt.Printf("%d %d %s\n", rank, n, hex.EncodeToString(h.Sum(nil)))
+	case "chunks":
+		// Lines of this rank in chunks of any size.
+		size, _ := strconv.Atoi(args[1])
+		text := rankText(rank, size)
+		rnd := rand.New(rand.NewPCG(3, uint64(rank)))
+		for len(text) > 0 {
+			n := min(len(text), 1+rnd.IntN(20000))
+			os.Stdout.Write(text[:n])
+			text = text[n:]
+		}
+	case "flood":
+		mark("up" + me)
+		for block := bytes.Repeat([]byte("all work and no play makes a dull rank\n"), 1000); ; {
+			if _, err := os.Stdout.Write(block); err != nil {
+				os.Exit(1)
+			}
+		}
+	case "last":
+		// Much output, then a sudden end.
+		os.Stdout.Write(bytes.Repeat([]byte("0123456789abcde\n"), 1<<16))
+		syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	case "signals":
+		// Note which signals come, in order; end on what args[1] names, else never.
+		c := make(chan os.Signal, 16)
+		signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT)
+		mark("up" + me)
+		for s := range c {
+			mark(fmt.Sprintf("sig%s-%d", me, s.(syscall.Signal)))
+			if len(args) > 1 && args[1] == strconv.Itoa(int(s.(syscall.Signal))) {
+				os.Exit(0)
+			}
+		}
+	case "family":
+		// A child in the group, and a grandchild in a session of its own whose parent has ended; then args[1:].
+		start := func(sys *syscall.SysProcAttr, verb string) {
+			_, err := syscall.ForkExec("/proc/self/exe", []string{"rank", verb}, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: sys})
+			if err != nil {
+				fmt.Println(err)
+				os.Exit(1)
+			}
+		}
+		start(&syscall.SysProcAttr{}, "child")
+		start(&syscall.SysProcAttr{Setsid: true}, "between")
+		for !exists(filepath.Join(dir, "child"+me)) || !exists(filepath.Join(dir, "grandchild"+me)) {
+			time.Sleep(time.Millisecond)
+		}
+		mark("up" + me)
+		if len(args) > 1 {
+			code, _ := strconv.Atoi(args[1])
+			os.Exit(code)
+		}
+		time.Sleep(time.Hour)
+	case "between":
+		// The grandchild carries no job id: only its ancestry, or its session, gives it away.
+		env := os.Environ()
+		if os.Getenv("HIDE") != "" {
+			env = []string{"RANKDIR=" + dir, "GORUN_RANK=" + me}
+		}
+		syscall.ForkExec("/proc/self/exe", []string{"rank", "grandchild"}, &syscall.ProcAttr{Env: env, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true}})
+	case "child", "grandchild":
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+		mark(args[0] + me)
+		time.Sleep(time.Hour)
+	case "stderr":
+		fmt.Fprintln(os.Stderr, "something is wrong on", rank)
+		os.Exit(5)
+	case "listen":
+		listenOnMasterPort()
+	case "join":
+		joinJob(args[1:])
+	default:
+		fmt.Fprintln(os.Stderr, "rank: unknown verb", args[0])
+		os.Exit(99)
+	}
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
+// rankText is what rank "chunks" writes: lines that name their rank and number, some of them long.
+func rankText(rank, size int) []byte {
+	rnd := rand.New(rand.NewPCG(2, uint64(rank)))
+	var b bytes.Buffer
+	for i := 0; b.Len() < size; i++ {
+		n := rnd.IntN(120)
+		if rnd.IntN(2000) == 0 {
+			n = rnd.IntN(200 << 10)
+		}
+		fmt.Fprintf(&b, "%d %d %s\n", rank, i, strings.Repeat(string(rune('a'+i%26)), n))
+	}
+	return b.Bytes()
+}
