@@ -64,13 +64,18 @@ func (k *Kernel[A]) Launch(s *Stream, g Grid, a A) error {
 		g.Block = 256
 	}
 	if k.raw != nil {
-		return k.raw.launch(s.raw, g, unsafe.Pointer(&a), unsafe.Sizeof(a))
+		return k.launchRaw(s, g, a)
 	}
 	t := k.pool.get()
 	h := s.raw.(*hostStream)
 	t.k, t.grid, t.args = k, g, a
 	t.run.init(h.h, k.spec.Name, g.N, &k.pace, t)
 	return h.enqueue("launch kernel", entry{task: t}, t)
+}
+
+// launchRaw is apart from Launch because its copy of the arguments escapes to the heap.
+func (k *Kernel[A]) launchRaw(s *Stream, g Grid, a A) error {
+	return k.raw.launch(s.raw, g, unsafe.Pointer(&a), unsafe.Sizeof(a))
 }
 
 // kernelTask is one launch on the host.
