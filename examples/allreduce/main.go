@@ -89,7 +89,7 @@ func allReduce(ctx context.Context, job *bootstrap.Job, n, launches int, stdout 
 		}
 	}
 	if job.Rank() == 0 {
-		fmt.Fprintf(stdout, "%d launches on %d ranks (%v): %d elements, each is %v as it should be\n", launches, job.Size(), dev, n, want)
+		fmt.Fprintf(stdout, "%d launches on rank 0 of %d (%v): %d elements, each is %v as it should be\n", launches, job.Size(), dev, n, want)
 	}
 	return nil
 }

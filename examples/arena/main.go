@@ -95,7 +95,7 @@ func arena(ctx context.Context, job *bootstrap.Job, n int, stdout io.Writer) err
 			return fmt.Errorf("rank %d carved other offsets", r)
 		}
 	}
-	fmt.Fprintf(stdout, "one block of %d bytes, %d used: send at %d, recv at %d, counts at %d on all %d ranks\n",
+	fmt.Fprintf(stdout, "one block of %d bytes, %d used: send at %d, recv at %d, counts at %d on each rank of %d\n",
 		block.Memory().Size(), block.Used(), offsets[0], offsets[1], offsets[2], size)
 
 	if err := cuda.Fill(send, float32(job.Rank()), stream); err != nil {

@@ -17,7 +17,7 @@ func TestArena(t *testing.T) {
 				out := exampletest.InProcess(t, ranks, func(ctx context.Context, job *bootstrap.Job, stdout io.Writer) error {
 					return arena(ctx, job, n, stdout)
 				})
-				exampletest.Contains(t, out, fmt.Sprintf("on all %d ranks\n", ranks), "1 registration: ", ", 0 bytes staged\n")
+				exampletest.Contains(t, out, fmt.Sprintf("on each rank of %d\n", ranks), "1 registration: ", ", 0 bytes staged\n")
 			})
 		}
 	}

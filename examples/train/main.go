@@ -26,7 +26,8 @@ const about = `train: data-parallel training of a small neural network (one hidd
 
 FILE is a CSV (comma, semicolon or tab; quotes; with or without a header, which is detected) or an IDX file as MNIST's, whose
 labels are in a second file; either may be compressed by gzip. All columns but the label are numbers and are brought to
-mean 0 and deviation 1. The label is a class: whole numbers or names, at most 1000 of them; there is no regression.
+mean 0 and deviation 1; -ignore leaves columns out. The label is a class: whole numbers or names, at most 1000 of
+them; there is no regression.
 
 Each rank reads the file itself and takes its share of each batch. -batch counts the rows of all ranks, so that the losses are
 the same (to 1e-5) whatever the number of ranks.`

@@ -297,3 +297,41 @@ func same[T float32 | float64](t *testing.T, name string, items int, make func()
 		}
 	}
 }
+
+// BenchmarkStep is one step of one rank without the all-reduce.
+func BenchmarkStep(b *testing.B) {
+	for _, d := range []struct{ features, hidden, classes, batch int }{{16, 64, 4, 64}, {16, 64, 4, 256}, {784, 128, 10, 64}} {
+		b.Run(fmt.Sprintf("%d-%d-%d,rows=%d", d.features, d.hidden, d.classes, d.batch), func(b *testing.B) {
+			dev, err := cuda.Open("host")
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer dev.Close()
+			n, err := newNetwork(b.Context(), dev, d.features, d.hidden, d.classes, d.batch, 0.01, 0.9, 1)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer n.close()
+			for i := range n.x.All().Host() {
+				n.x.All().Host()[i] = float32(i%7) - 3
+			}
+			copy(n.rows.All().Host(), []int32{int32(d.batch), int32(d.batch)})
+			s, err := dev.NewStream()
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer s.Close()
+			for b.Loop() {
+				for _, f := range []func(*cuda.Stream) error{n.forward, n.gradients, n.step} {
+					if err := f(s); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if err := s.Synchronize(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(d.batch)*float64(b.N)/b.Elapsed().Seconds(), "samples/s")
+		})
+	}
+}

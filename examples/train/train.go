@@ -167,9 +167,6 @@ func train(ctx context.Context, job *bootstrap.Job, set *dataset.Set, c config, 
 
 // released tells what was registered, and it is an error if the end of the graph has left any of it.
 func released(stdout io.Writer, res *result, bytes uint64) error {
-	if res.Before.Registrations == 0 {
-		bytes = 0 // a lone rank needs none
-	}
 	a := res.After
 	answer := "yes"
 	if a.Registrations > 0 || a.PendingRelease > 0 || a.PeerMappings > 0 {

@@ -78,10 +78,10 @@ func TestSameLossOnAnyNumberOfRanks(t *testing.T) {
 				if len(res.Losses) != tt.c.Epochs {
 					t.Fatalf("%d ranks: %d epochs, want %d", n, len(res.Losses), tt.c.Epochs)
 				}
-				if n > 1 && res.Before.BytesStaged != 0 {
+				if res.Before.BytesStaged != 0 {
 					t.Errorf("%d ranks: %d bytes staged, want none", n, res.Before.BytesStaged)
 				}
-				if n > 1 && (res.Before.Registrations != 1 || res.Before.GraphHolds != 1) {
+				if res.Before.Registrations != 1 || res.Before.GraphHolds != 1 {
 					t.Errorf("%d ranks: %d registrations, %d of graphs, want 1 and 1", n, res.Before.Registrations, res.Before.GraphHolds)
 				}
 				if a := res.After; a.Registrations+a.GraphHolds+a.PendingRelease+a.PeerMappings != 0 {
