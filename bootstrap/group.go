@@ -102,6 +102,9 @@ func (g *Group) AllGather(ctx context.Context, value []byte) ([][]byte, error) {
 // train.go:41"), for the errors of others. A cycle of ranks that each wait in Meet for one that waits in
 // another Meet is an error (*CycleError) on all of them, naming the operations; it comes when the circle has stood for a
 // quarter of a second, since a rank with several goroutines may be about to break it.
+//
+// A Meet takes place for all members or for none: an error is one for all, also for those that come later, and where a member's ctx ended it
+// names that member. So the group stays usable after any error but the end of a member.
 func (g *Group) Meet(ctx context.Context, value []byte, what string) ([][]byte, error) {
 	gen := g.gen.Add(1)
 	if what == "" {

@@ -158,7 +158,8 @@ func (j *Job) call(ctx context.Context, op string, q *store.Request) (store.Repl
 		return store.Reply{}, fmt.Errorf("%s: name of %d bytes, at most %d are allowed", op, len(q.Name), store.MaxName)
 	}
 	q.What = q.What[:min(len(q.What), store.MaxName)]
-	if err := ctx.Err(); err != nil {
+	// A group's generation is told to the store even so: the others must not wait for it.
+	if err := ctx.Err(); err != nil && q.Kind != store.Gather {
 		return store.Reply{}, &WaitError{Op: op, Err: err}
 	}
 	if j.isClosed() {

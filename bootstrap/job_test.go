@@ -3,6 +3,7 @@ package bootstrap
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -14,17 +15,52 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/bootstrap/internal/server"
+	"github.com/gorun-dev/gorun/bootstrap/internal/store"
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // worlds are the ways in which ranks can be joined; each test of this file runs on all of them.
 var worlds = map[string]func(t *testing.T, n int) []*Job{
 	"in process": func(t *testing.T, n int) []*Job { return InProcess(n) },
+	"served":     served,
+}
+
+// servers are those of served, for the account of a death.
+var servers sync.Map
+
+// served joins n ranks of this process to a server by its socket.
+func served(t *testing.T, n int) []*Job {
+	nodeOf := make([]int, n)
+	st := store.New(nodeOf)
+	name := "gorun-test-" + rand.Text()
+	srv, err := server.Start(server.Config{Name: name, Job: "test", NodeOf: nodeOf, Host: "a", State: st, Logf: t.Logf})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		st.Close()
+		if err := srv.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	jobs := make([]*Job, n)
+	for r := range jobs {
+		env := rankenv.Env{Launcher: "gorun", Job: "test", Rank: r, Size: n, LocalRank: r, LocalSize: n, Nodes: 1, Control: name}
+		if jobs[r], err = join(t.Context(), env); err != nil {
+			t.Fatal(err)
+		}
+		servers.Store(jobs[r], srv)
+	}
+	return jobs
 }
 
 func onEach(t *testing.T, n int, f func(t *testing.T, jobs []*Job)) {
-	for name, make := range worlds {
+	t.Helper()
+	for name, join := range worlds {
 		t.Run(name, func(t *testing.T) {
-			jobs := make(t, n)
+			jobs := join(t, n)
 			defer func() {
 				for _, j := range jobs {
 					j.Close()
@@ -661,4 +697,7 @@ func BenchmarkAppend(b *testing.B) {
 func (j *Job) die(cause string) {
 	j.shut()
 	j.ctl.die(cause)
+	if srv, ok := servers.Load(j); ok {
+		srv.(*server.Server).RankExited(j.rank, 3, cause)
+	}
 }

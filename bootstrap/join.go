@@ -2,7 +2,9 @@ package bootstrap
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 
 	"github.com/gorun-dev/gorun/rankenv"
 )
@@ -10,13 +12,36 @@ import (
 // Join makes this process a member of its job, as its environment says (package rankenv).
 // Without a launcher it is a job of one. It returns when this host's node has accepted the rank;
 // it does not wait for the other ranks.
+//
+// Under another launcher (mpirun, torchrun, srun, ...) with all ranks on one host, rank 0 serves the job
+// in its own process, and Join waits for it, at most 60 s.
 func Join(ctx context.Context) (*Job, error) {
 	env, err := rankenv.Current()
 	if err != nil {
 		return nil, fmt.Errorf("join: %w", err)
 	}
-	if env.Size == 1 && env.Control == "" {
-		return inProcess(1, env.Device)[0], nil
+	j, err := join(ctx, env)
+	if err != nil {
+		return nil, fmt.Errorf("join as rank %d of %d: %w", env.Rank, env.Size, err)
 	}
-	return nil, fmt.Errorf("join: GORUN_CONTROL is not set")
+	return j, nil
+}
+
+func join(ctx context.Context, env rankenv.Env) (*Job, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	switch {
+	case env.Control != "":
+		ctl, welcome, err := dial(ctx, env.Control, env.Job, env.Rank, env.Size)
+		if err != nil {
+			return nil, fmt.Errorf("node at @%s: %w", env.Control, err)
+		}
+		return newJob(env.Job, env.Rank, welcome.Node, welcome.NodeOf, env.Device, ctl), nil
+	case env.Size == 1:
+		return inProcess(1, env.Device)[0], nil
+	case env.Launcher == "gorun":
+		return nil, errors.New("GORUN_CONTROL is not set")
+	}
+	return joinForeign(ctx, env, os.Getppid())
 }

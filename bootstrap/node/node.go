@@ -1,10 +1,30 @@
 // Package node is the host's side of the control plane: it serves the ranks of its host on an abstract
 // unix socket and is one member of the job's memberlist. The launcher runs one a host.
+//
+// The node of host 0 holds the job's state (keys, groups, who has ended); the other nodes pass their
+// ranks' requests on to it and keep a copy of its events. Unique ids go another way: each node has them
+// all, pushed down a tree of members, gossiped as repair, and handed over when a member joins.
+//
+//	n, err := node.Start(ctx, node.Config{Job: id, NodeOf: make([]int, 4), Host: "a"})
+//	if err != nil {
+//		return err
+//	}
+//	defer n.Close()
+//	env.Control = n.Control() // of each rank's rankenv.Env
 package node
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/gorun-dev/gorun/bootstrap/internal/server"
+	"github.com/gorun-dev/gorun/bootstrap/internal/store"
 )
 
 // Config describes a node.
@@ -17,23 +37,211 @@ type Config struct {
 	Bind   netip.AddrPort                   // where memberlist listens; zero: loopback, any port
 	Seeds  []string                         // addresses of other members to join
 	Logf   func(format string, args ...any) // nil: discard
+
+	// Confirm is asked, again and again while gossip holds a host for dead, whether it is given up: the launcher has its own
+	// heartbeat. nil: gossip alone decides.
+	Confirm func(node int) bool
 }
 
 // Node is a running node.
-type Node struct{ todo int }
+type Node struct {
+	cfg     Config
+	nodes   int
+	control string
+	store   *store.Store // of the job on host 0, else a copy of what it tells
+	server  *server.Server
+	quit    chan struct{}
+	wg      sync.WaitGroup
+
+	meshOnce sync.Once
+	meshed   chan struct{} // closed when mesh is set
+	mesh     *mesh         // nil: no memberlist could be started on a job of one host
+
+	mu        sync.Mutex // guards the rest
+	closed    bool
+	published map[string]bool // ids of this host's ranks
+	waiting   map[call]func(store.Reply)
+	lost      *store.Error // host 0 is gone
+	doubted   map[int]bool // hosts that gossip holds for dead
+}
+
+// call is a request that is with host 0.
+type call struct {
+	rank int
+	id   uint64
+}
 
 // Start opens the control socket. The memberlist member is started with the first rank that joins on a job of one host, at once else.
-func Start(ctx context.Context, c Config) (*Node, error) { panic("stub") }
+// ctx bounds the start only.
+func Start(ctx context.Context, c Config) (*Node, error) { return start(ctx, c, memberSettings) }
+
+func start(ctx context.Context, c Config, settings settings) (*Node, error) {
+	n := &Node{
+		cfg: c, quit: make(chan struct{}), meshed: make(chan struct{}),
+		published: map[string]bool{}, waiting: map[call]func(store.Reply){}, doubted: map[int]bool{},
+	}
+	if err := n.check(); err != nil {
+		return nil, fmt.Errorf("start node %d: %w", c.Node, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("start node %d: %w", c.Node, err)
+	}
+	if n.cfg.Logf == nil {
+		n.cfg.Logf = func(string, ...any) {}
+	}
+	n.cfg.NodeOf = slices.Clone(c.NodeOf)
+	n.store = store.New(n.cfg.NodeOf)
+	if len(c.Key) == 0 {
+		n.cfg.Key = make([]byte, 32) // one host: nobody else needs it
+		rand.Read(n.cfg.Key)
+	}
+
+	lazily := func() {}
+	if n.nodes == 1 {
+		lazily = func() { n.spawn(func() { n.startMesh(settings) }) }
+	} else if err := n.startMesh(settings); err != nil {
+		n.store.Close()
+		return nil, fmt.Errorf("start node %d: memberlist: %w", c.Node, err)
+	}
+
+	n.control = "gorun-" + rand.Text()
+	var err error
+	n.server, err = server.Start(server.Config{
+		Name: n.control, Job: c.Job, Node: c.Node, NodeOf: n.cfg.NodeOf, Host: c.Host,
+		State: state{n}, Logf: n.cfg.Logf, Joined: lazily,
+	})
+	if err != nil {
+		n.stop()
+		return nil, fmt.Errorf("start node %d: control socket: %w", c.Node, err)
+	}
+	if n.nodes > 1 && c.Node == 0 {
+		n.spawn(n.shipEvents)
+	}
+	return n, nil
+}
+
+func (n *Node) check() error {
+	c := &n.cfg
+	if len(c.NodeOf) == 0 {
+		return errors.New("the job has no ranks")
+	}
+	if strings.ContainsRune(c.Job, 0) || c.Job == "" {
+		return fmt.Errorf("job id %q", c.Job)
+	}
+	for r, node := range c.NodeOf {
+		if node < 0 || node >= len(c.NodeOf) {
+			return fmt.Errorf("rank %d is on host %d of a job of %d ranks", r, node, len(c.NodeOf))
+		}
+		n.nodes = max(n.nodes, node+1)
+	}
+	for node := range n.nodes {
+		if !slices.Contains(c.NodeOf, node) {
+			return fmt.Errorf("host %d has no ranks", node)
+		}
+	}
+	if c.Node < 0 || c.Node >= n.nodes {
+		return fmt.Errorf("the job has %d hosts", n.nodes)
+	}
+	if n.nodes > 1 && len(c.Key) != 32 {
+		return fmt.Errorf("the gossip key has %d bytes, want 32", len(c.Key))
+	}
+	return nil
+}
+
+// spawn runs f unless the node is closing, which waits for it.
+func (n *Node) spawn(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.closed {
+		n.wg.Go(f)
+	}
+}
 
 // Control is the name of the control socket, for rankenv.Env.Control.
-func (n *Node) Control() string { panic("stub") }
+func (n *Node) Control() string { return n.control }
+
+// Addr is the address of this host's memberlist member, for the Seeds of others; "" before it has started.
+func (n *Node) Addr() string {
+	select {
+	case <-n.meshed:
+	default:
+		return ""
+	}
+	if n.mesh == nil {
+		return ""
+	}
+	return n.mesh.addr()
+}
+
+// AddSeeds names more members to join.
+func (n *Node) AddSeeds(addrs ...string) {
+	if n.nodes > 1 {
+		n.mesh.addSeeds(addrs)
+	}
+}
+
+// Ready waits until every host of the job is a member, as the placement says. The error of a deadline names those that are missing.
+func (n *Node) Ready(ctx context.Context) error {
+	if n.nodes == 1 {
+		return nil
+	}
+	select {
+	case <-n.mesh.complete:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the hosts of job %s: %w, missing %v", n.cfg.Job, ctx.Err(), n.mesh.missing())
+	case <-n.quit:
+		return errors.New("wait for the hosts: the node is closed")
+	}
+}
 
 // RankExited tells the job that the process of a local rank has ended ("exited with code 3", "killed by SIGSEGV").
-// A rank that never joined, or said goodbye, and exited with code 0 is no death.
-func (n *Node) RankExited(rank int, code int, cause string) { panic("stub") }
+// A rank that never joined, or said goodbye, and exited with code 0 is no death (but the waits of others for one that never
+// joined end with an error). It returns when all that the rank had said before has been read, after 100 ms at most.
+func (n *Node) RankExited(rank int, code int, cause string) { n.server.RankExited(rank, code, cause) }
 
 // Joined reports whether the local rank joined, and whether it said goodbye.
-func (n *Node) Joined(rank int) (joined, left bool) { panic("stub") }
+func (n *Node) Joined(rank int) (joined, left bool) { return n.server.Rank(rank) }
 
-// Close ends the node; ranks that are still connected see their control connection end.
-func (n *Node) Close() error { panic("stub") }
+// Close ends the node; ranks that are still connected see their control connection end. Other hosts take a host that closes
+// with ranks that have not ended for lost.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		n.wg.Wait()
+		return nil
+	}
+	n.closed = true
+	n.mu.Unlock()
+	err := n.server.Close()
+	n.stop()
+	return err
+}
+
+// stop ends everything but the server.
+func (n *Node) stop() {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	close(n.quit)
+	n.store.Close()
+	n.meshOnce.Do(func() { close(n.meshed) }) // it never started
+	<-n.meshed
+	if n.mesh != nil {
+		n.mesh.close()
+	}
+	n.wg.Wait()
+}
+
+func (n *Node) startMesh(settings settings) error {
+	var err error
+	n.meshOnce.Do(func() {
+		defer close(n.meshed)
+		n.mesh, err = newMesh(n, settings)
+	})
+	if err != nil {
+		n.cfg.Logf("memberlist: %v", err)
+	}
+	return err
+}

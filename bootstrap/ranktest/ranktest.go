@@ -1,5 +1,11 @@
 // Package ranktest runs the ranks of an SPMD test: in this process, or each as a process of its own (the
 // test binary, executed again), with a real node between them. For tests only.
+//
+//	func TestBarrier(t *testing.T) {
+//		ranktest.RunEither(t, 4, func(ctx context.Context, job *bootstrap.Job) error {
+//			return job.Barrier(ctx)
+//		})
+//	}
 package ranktest
 
 import (
@@ -14,8 +20,12 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap/internal/inproc"
 )
 
-// bound is how long the ranks of a test may take.
-const bound = 60 * time.Second
+const (
+	// bound is how long the ranks of a test may take.
+	bound = 60 * time.Second
+	// grace is what they have on top to return after the context has ended.
+	grace = 5 * time.Second
+)
 
 // Run runs f on n ranks in this process and fails the test when one returns an error, panics, or when they do not
 // all return within the test's bound (60 s, a dump of all goroutines). A rank that returns nil has its job closed; one that
@@ -24,12 +34,11 @@ func Run(t *testing.T, n int, f func(ctx context.Context, job *bootstrap.Job) er
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), bound)
 	defer cancel()
-	jobs := bootstrap.InProcess(n)
 	ends := make(chan end, n)
-	for _, job := range jobs {
-		go func() { ends <- runRank(ctx, job, f) }()
+	for _, job := range bootstrap.InProcess(n) {
+		go runRank(ctx, job, f, ends)
 	}
-	late := time.NewTimer(bound + 2*time.Second) // the context ended the waits by then
+	late := time.NewTimer(bound + grace)
 	defer late.Stop()
 	for range n {
 		select {
@@ -50,16 +59,18 @@ type end struct {
 	text string
 }
 
-func runRank(ctx context.Context, job *bootstrap.Job, f func(context.Context, *bootstrap.Job) error) (e end) {
-	e.rank = job.Rank()
+func runRank(ctx context.Context, job *bootstrap.Job, f func(context.Context, *bootstrap.Job) error, ends chan<- end) {
+	e := end{rank: job.Rank()}
 	returned := false
 	defer func() {
 		if p := recover(); p != nil {
 			e.text = fmt.Sprintf("panic: %v\n%s", p, debug.Stack())
 			Kill(job, fmt.Sprintf("panicked: %v", p))
-		} else if !returned { // runtime.Goexit: t.FailNow and t.Skip
+		} else if !returned {
+			e.text = "runtime.Goexit was called (t.Fatal, t.Skip: return an error instead)"
 			Kill(job, "ended by runtime.Goexit")
 		}
+		ends <- e
 	}()
 	err := f(ctx, job)
 	returned = true
@@ -70,29 +81,26 @@ func runRank(ctx context.Context, job *bootstrap.Job, f func(context.Context, *b
 		e.text = err.Error()
 		Kill(job, "failed: "+err.Error())
 	}
-	return e
 }
 
 // Kill makes a rank of Run die for the others, as if its process had ended without goodbye: its job is closed, its cause is
-// what their errors say. For ranks of RunProcesses kill the process instead.
-func Kill(job *bootstrap.Job, cause string) { inproc.Die(job, cause) }
-
-// RunProcesses runs f on n ranks, each in a process of its own: the test binary executed again with
-// -test.run of this test, under a real node. It returns how each ended; f's error becomes exit code 1 and Output's last line.
-func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstrap.Job) error) []Result {
-	panic("stub")
-}
-
-// Result is how a rank's process ended.
-type Result struct {
-	Rank   int
-	Code   int
-	Signal string
-	Output string // stdout and stderr
-	Err    string // the text of f's error
+// what their errors say. In a rank of RunProcesses it kills the process.
+func Kill(job *bootstrap.Job, cause string) {
+	if !job.InProcess() {
+		killSelf()
+	}
+	inproc.Die(job, cause)
 }
 
 // RunEither runs f in process and then as processes, as subtests, and wants success of both.
 func RunEither(t *testing.T, n int, f func(ctx context.Context, job *bootstrap.Job) error) {
-	panic("stub")
+	t.Helper()
+	t.Run("goroutines", func(t *testing.T) { Run(t, n, f) })
+	t.Run("processes", func(t *testing.T) {
+		for _, r := range RunProcesses(t, n, f) {
+			if r.Code != 0 || r.Signal != "" {
+				t.Errorf("%v", r)
+			}
+		}
+	})
 }

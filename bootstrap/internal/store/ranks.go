@@ -33,9 +33,12 @@ func (s *Store) Die(rank int, host, cause string) {
 	s.endRank(Died, End{Rank: rank, Host: host, Cause: cause})
 }
 
+// GoneCause is the cause of a rank that ended without failing and without joining.
+const GoneCause = "ended (exit code 0) without joining the job"
+
 // Gone enters that a rank will never join, which is no death but ends every wait for it.
 func (s *Store) Gone(rank int, host string) {
-	s.endRank(0, End{Rank: rank, Host: host, Cause: "ended (exit code 0) without joining the job"})
+	s.endRank(0, End{Rank: rank, Host: host, Cause: GoneCause})
 }
 
 // LoseHost enters the loss of a host and the death of its ranks.

@@ -217,7 +217,8 @@ func (s *Store) failOrphans(e *entry) {
 	e.waits = nil
 }
 
-// Cancel ends a wait; its reply says who was missing. A request that was answered before is left alone.
+// Cancel ends a wait; its reply says who was missing. A request that was answered before is left alone. A Meet ends
+// for all its members.
 func (s *Store) Cancel(rank int, id uint64) {
 	s.mu.Lock()
 	defer s.unlock()
@@ -231,6 +232,10 @@ func (s *Store) Cancel(rank int, id uint64) {
 	}
 	s.drop(w)
 	s.settle(w, Reply{Err: err})
+	if w.gen != nil && w.what != "" {
+		// A meeting takes place for all or for none: else its members would not know what the others do next.
+		s.fail(w.gen, refused("rank %d gave up its wait for %s in %s", rank, RankList(err.Missing), w.what))
+	}
 }
 
 // drop takes a wait out of the list that would wake it.
@@ -257,6 +262,14 @@ func (s *Store) LearnID(name string, id []byte) (fresh, ok bool) {
 	}
 	r := s.put(s.ids, "id", -1, &Request{Name: name, Value: id})
 	return r.Err == nil, true
+}
+
+// HasID reports whether an id is known.
+func (s *Store) HasID(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.ids[name]
+	return e != nil && e.set
 }
 
 // IDs calls fn for each id that is known.

@@ -1,0 +1,268 @@
+package ranktest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/rankenv"
+)
+
+const (
+	// testVar names the test whose ranks run in a process; it makes the process one of them.
+	testVar = "GORUN_RANKTEST"
+	// errorFD carries the text of f's error.
+	errorFD = 3
+)
+
+// Result is how a rank's process ended.
+type Result struct {
+	Rank   int
+	Code   int    // exit code; -1 if a signal ended it
+	Signal string // "SIGKILL"
+	Output string // stdout and stderr
+	Err    string // the text of f's error
+}
+
+func (r Result) String() string {
+	how := fmt.Sprintf("exited with code %d", r.Code)
+	if r.Signal != "" {
+		how = "killed by " + r.Signal
+	}
+	return fmt.Sprintf("rank %d %s:\n%s", r.Rank, how, r.Output)
+}
+
+// RunProcesses runs f on n ranks, each in a process of its own: the test binary executed again with
+// -test.run of this test, under a real node. It returns how each ended; f's error becomes exit code 1 and Output's last line.
+// The part of the test before the call runs in each process, too. One call a test: use subtests for more.
+//
+// A rank that returns has its job closed first. After 60 s the processes are made to dump their goroutines (SIGQUIT), are
+// killed, and the test fails. env is added to the environment of each ("K=V").
+func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstrap.Job) error, env ...string) []Result {
+	t.Helper()
+	switch os.Getenv(testVar) {
+	case "":
+	case t.Name():
+		runAsRank(t, f) // exits
+	default:
+		// This process is a rank of another test, which runs the tests on the way to it.
+		t.SkipNow()
+	}
+	if _, twice := started.LoadOrStore(t, true); twice {
+		t.Fatalf("RunProcesses is called twice in %s: use a subtest for each", t.Name())
+	}
+	t.Cleanup(func() { started.Delete(t) })
+
+	p := &processes{t: t, results: make([]Result, n)}
+	p.start(n, env)
+	p.wait()
+	if p.late {
+		var all strings.Builder
+		for _, r := range p.results {
+			fmt.Fprintf(&all, "%v\n", r)
+		}
+		t.Fatalf("ranks did not end in %v:\n%s", bound, all.String())
+	}
+	return p.results
+}
+
+// started are the tests that have called RunProcesses.
+var started sync.Map
+
+// runAsRank is the test in a rank's process.
+func runAsRank(t *testing.T, f func(context.Context, *bootstrap.Job) error) {
+	unix.CloseOnExec(errorFD)
+	ctx, cancel := context.WithTimeout(t.Context(), bound)
+	err := func() error {
+		job, err := bootstrap.Join(ctx)
+		if err != nil {
+			return err
+		}
+		// No defer: a panic ends the process with the job open, as it would in a program.
+		err = f(ctx, job)
+		return errors.Join(err, job.Close())
+	}()
+	cancel()
+	if err == nil {
+		os.Exit(0)
+	}
+	report := os.NewFile(errorFD, "error")
+	io.WriteString(report, err.Error())
+	report.Close()
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+func killSelf() {
+	syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
+type processes struct {
+	t       *testing.T
+	node    *node.Node
+	results []Result
+	ranks   []*process
+	late    bool
+}
+
+type process struct {
+	cmd    *exec.Cmd
+	output bytes.Buffer
+	report bytes.Buffer
+	done   chan struct{}
+}
+
+func (p *processes) start(n int, extra []string) {
+	t := p.t
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := "ranktest-" + rand.Text()
+	p.node, err = node.Start(t.Context(), node.Config{Job: id, NodeOf: make([]int, n), Host: "localhost", Logf: quietLog(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.kill()
+		if err := p.node.Close(); err != nil {
+			t.Errorf("close node: %v", err)
+		}
+	})
+	inherited, _ := rankenv.Scrub(os.Environ())
+	for rank := range n {
+		place := rankenv.Env{
+			Job: id, Rank: rank, Size: n, LocalRank: rank, LocalSize: n, Nodes: 1,
+			Device: os.Getenv("GORUN_DEVICE"), Control: p.node.Control(),
+		}
+		env := append(append(inherited[:len(inherited):len(inherited)], place.Environ()...), testVar+"="+t.Name())
+		p.ranks = append(p.ranks, p.startRank(exe, rank, append(env, extra...)))
+	}
+}
+
+func (p *processes) startRank(exe string, rank int, env []string) *process {
+	t := p.t
+	t.Helper()
+	r := &process{done: make(chan struct{})}
+	r.cmd = exec.Command(exe, "-test.run="+exactly(t.Name()), "-test.count=1", "-test.timeout="+(bound+2*grace).String())
+	r.cmd.Env = env
+	r.cmd.Stdout, r.cmd.Stderr = &r.output, &r.output
+	r.cmd.WaitDelay = grace // a grandchild may hold the output open
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	report, reportOut, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cmd.ExtraFiles = []*os.File{reportOut}
+
+	up := make(chan error, 1)
+	go func() {
+		// The parent-death signal belongs to the thread that forks: it lives as long as the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(r.done)
+		defer report.Close()
+		err := r.cmd.Start()
+		reportOut.Close()
+		up <- err
+		if err != nil {
+			return
+		}
+		io.Copy(&r.report, io.LimitReader(report, 1<<20))
+		err = r.cmd.Wait()
+		p.ended(rank, r, err)
+	}()
+	if err := <-up; err != nil {
+		t.Fatalf("start rank %d: %v", rank, err)
+	}
+	return r
+}
+
+// ended enters how a process ended, and tells the node as the launcher would.
+func (p *processes) ended(rank int, r *process, err error) {
+	res := Result{Rank: rank, Code: r.cmd.ProcessState.ExitCode(), Output: r.output.String(), Err: r.report.String()}
+	cause := fmt.Sprintf("exited with code %d", res.Code)
+	if ws, ok := r.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		res.Signal = unix.SignalName(ws.Signal())
+		cause = "killed by " + res.Signal
+	}
+	if bad := new(exec.ExitError); err != nil && !errors.As(err, &bad) {
+		res.Output += fmt.Sprintf("\nranktest: wait: %v", err)
+	}
+	p.results[rank] = res
+	p.node.RankExited(rank, res.Code, cause)
+}
+
+func (p *processes) wait() {
+	late := time.NewTimer(bound + grace)
+	defer late.Stop()
+	for _, r := range p.ranks {
+		select {
+		case <-r.done:
+			continue
+		case <-late.C:
+		}
+		p.late = true
+		for _, r := range p.ranks {
+			r.cmd.Process.Signal(syscall.SIGQUIT) // no harm to one that has ended
+		}
+		dumped := time.NewTimer(grace)
+		defer dumped.Stop()
+		for _, r := range p.ranks {
+			select {
+			case <-r.done:
+			case <-dumped.C:
+			}
+		}
+		p.kill()
+		return
+	}
+}
+
+// kill ends every process that is left, and waits for it.
+func (p *processes) kill() {
+	for _, r := range p.ranks {
+		select {
+		case <-r.done:
+		default:
+			r.cmd.Process.Kill()
+			<-r.done
+		}
+	}
+}
+
+// exactly is a pattern for -test.run that matches one test.
+func exactly(name string) string {
+	parts := strings.Split(name, "/")
+	for i, part := range parts {
+		parts[i] = "^" + regexp.QuoteMeta(part) + "$"
+	}
+	return strings.Join(parts, "/")
+}
+
+// quietLog logs to the test while it runs; a node may say something after it.
+func quietLog(t *testing.T) func(string, ...any) {
+	return func(format string, args ...any) {
+		if t.Context().Err() == nil {
+			t.Logf(format, args...)
+		}
+	}
+}
