@@ -91,9 +91,10 @@ func (d *hostDevice) close() error {
 
 func (d *hostDevice) setBell(b *Bell) error {
 	if b == nil {
-		return &Error{Op: "set bell", Err: errors.New("no bell")}
-	}
-	if b == &d.own {
+		d.driver.acquire() // nobody sleeps on the old one
+		defer d.driver.release()
+		parkers.CompareAndDelete(d.bell.Swap(&d.own), d.parker)
+		parkers.Store(&d.own, d.parker)
 		return nil
 	}
 	for {
