@@ -1,6 +1,7 @@
 package graphs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -45,39 +46,44 @@ func (cp *capture) membership(c *nccl.Comm) *membership {
 	return nil
 }
 
-// meetFailed notes a meeting that broke down: for all members where the ranks wait in a circle; else this rank alone left it, and the
-// communicator's meetings are out of step for ever.
-func (cp *capture) meetFailed(m *membership, err error) error {
+// meetFailed notes a meeting that did not take place, which is so for all its members: they waited in a circle, or one of them gave
+// up, did something else, or ended. what is how this rank's wait was called.
+func (cp *capture) meetFailed(m *membership, err error, what string) error {
 	m.settled = true
 	where := cp.where(m)
-	f := fateFailed
-	switch cycle, isCycle := errors.AsType[*bootstrap.CycleError](err); {
-	case isCycle:
+	if cycle, ok := errors.AsType[*bootstrap.CycleError](err); ok {
 		var b strings.Builder
 		b.WriteString("the ranks wait for each other")
 		for _, w := range cycle.Waits {
 			fmt.Fprintf(&b, "; rank %d is in %s", w.Rank, w.What)
 		}
-		err = &MismatchError{Where: where, Text: b.String(), Err: nccl.ErrMismatch}
-	default:
-		if cp.ctx.Err() != nil {
-			f = fateCancelled
-		}
-		err = cp.leave(m, err)
+		cp.fail(fateFailed, &MismatchError{Where: where, Text: b.String(), Err: nccl.ErrMismatch})
+		return cp.err
 	}
-	cp.fail(f, err)
+	if wait, ok := errors.AsType[*bootstrap.WaitError](err); ok && cp.ctx.Err() != nil {
+		cp.fail(fateCancelled, &meetError{where, &bootstrap.WaitError{Op: "meet the others", Missing: wait.Missing, Err: context.Cause(cp.ctx)}, what})
+		return cp.err
+	}
+	cp.fail(fateFailed, &meetError{where, err, what})
 	return cp.err
 }
 
-// leave ends a meeting before it took place. What the other members saw there, and so whether they meet again, is not known: only Abort
-// reaches them for certain.
-func (cp *capture) leave(m *membership, err error) error {
-	err = fmt.Errorf("%s: %w", cp.where(m), err)
-	if _, circle := errors.AsType[*bootstrap.CycleError](err); !circle {
-		m.c.Abort(err)
-	}
-	return err
+// meetError is a meeting that did not take place, without the repetitions of the layers below.
+type meetError struct {
+	where string
+	err   error
+	what  string
 }
+
+func (e *meetError) Error() string {
+	text := e.err
+	if ne, ok := errors.AsType[*nccl.Error](e.err); ok {
+		text = ne.Err
+	}
+	return e.where + ": " + strings.ReplaceAll(text.Error(), e.what+": ", "")
+}
+
+func (e *meetError) Unwrap() error { return e.err }
 
 // admission is one call on its way through the gate.
 type admission struct {
@@ -138,7 +144,7 @@ func (a *admission) differ(d *difference) error {
 }
 
 func (a *admission) what(calls []nccl.Call) string {
-	return fmt.Sprintf("%v, call %d: %s (%s)", a.cp, a.m.calls, callsText(calls), a.place)
+	return fmt.Sprintf("%s: %s (%s)", a.cp.where(a.m), callsText(calls), a.place)
 }
 
 // collectives meets all members about the collectives of a call.
@@ -159,16 +165,17 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 		}
 	}
 	msg := &message{kind: kindCall, calls: m.calls, require: cp.opts.require, place: a.place, text: callsText(calls), desc: nccl.Describe(calls), layout: layout}
-	msgs, err := cp.meet(m, msg, a.what(calls))
+	what := a.what(calls)
+	msgs, err := cp.meet(cp.ctx, m, msg, what)
 	if errors.Is(err, errTooLarge) {
 		return choice{}, a.error(err)
 	}
 	if err != nil {
-		return choice{}, cp.meetFailed(m, err)
+		return choice{}, cp.meetFailed(m, err, what)
 	}
 	choices, d, err := agree(msgs, calls)
 	if err != nil {
-		return choice{}, cp.meetFailed(m, err)
+		return choice{}, cp.meetFailed(m, err, what)
 	}
 	if d != nil {
 		m.settled = true
@@ -184,9 +191,7 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 		for r, other := range msgs {
 			layouts[r] = other.layout
 		}
-		if err := m.c.Prepare(cp.meeting, calls, layouts); err != nil {
-			return choice{}, a.error(err)
-		}
+		m.mapping = append(m.mapping, mapping{a.place, calls, layouts})
 	}
 	clear(a.fresh)
 	for i, call := range calls {
@@ -348,7 +353,7 @@ func (a *admission) meetPair(peer int, mine *message, calls []nccl.Call) (*messa
 	}
 	what := a.what(calls)
 	all, err := gather(b, func(b []byte) ([][]byte, error) {
-		theirs, err := a.m.c.MeetPair(a.cp.meeting, peer, b, what)
+		theirs, err := a.m.c.MeetPair(a.cp.ctx, peer, b, what)
 		return [][]byte{theirs}, err
 	})
 	var theirs *message
@@ -360,7 +365,7 @@ func (a *admission) meetPair(peer int, mine *message, calls []nccl.Call) (*messa
 	if err != nil {
 		// Only the two know: the others learn it at the end.
 		settled := a.m.settled
-		err = a.cp.meetFailed(a.m, err)
+		err = a.cp.meetFailed(a.m, err, what)
 		a.m.settled = settled
 		return nil, err
 	}
@@ -392,9 +397,7 @@ func (a *admission) transfer(o open, me, peer int, other transfer, keep map[*cud
 		keep[mem(o.call)] = true
 		layouts := make([][]byte, a.m.c.Size())
 		layouts[me], layouts[peer] = o.t.layout, other.layout
-		if err := a.m.c.Prepare(a.cp.meeting, []nccl.Call{o.call}, layouts); err != nil {
-			return choice{}, a.error(err)
-		}
+		a.m.mapping = append(a.m.mapping, mapping{a.place, []nccl.Call{o.call}, layouts})
 	}
 	a.cp.st.addCall(a.m.c, o.call, a.place, c)
 	return c, nil

@@ -16,8 +16,7 @@ import (
 	"github.com/gorun-dev/gorun/nccl"
 )
 
-// farewell is how long a capture whose context has ended still waits for the meeting that it is in and for the one that tells the
-// others. Who leaves a meeting before it took place does not know what the others saw there: then the communicator is aborted.
+// farewell is how long a capture whose context has ended still goes on to tell the others so.
 const farewell = time.Second
 
 // captures counts the captures of this process.
@@ -47,7 +46,7 @@ func Capture(ctx context.Context, s *cuda.Stream, fn func(*cuda.Stream) error, o
 // capture is a capture in progress: the gate of its communicators.
 type capture struct {
 	ctx     context.Context
-	meeting context.Context // of all meetings: ctx and the farewell
+	ending  context.Context // of the last meetings: ctx and the farewell
 	s       *cuda.Stream
 	opts    options
 	place   string // of the Capture call
@@ -69,7 +68,14 @@ type membership struct {
 	calls   uint64 // by this rank
 	hash    uint64 // of the descriptions that all agreed on
 	settled bool   // the members agree that the capture is over on this communicator: no more meetings
-	several bool   // a member's capture has other communicators, too
+	mapping []mapping
+}
+
+// mapping is the memory of other members that a call uses.
+type mapping struct {
+	place   string
+	calls   []nccl.Call
+	layouts [][]byte
 }
 
 // String is what the communicators call their lease.
@@ -100,10 +106,10 @@ func (cp *capture) do(fn func(*cuda.Stream) error) (*Graph, error) {
 	return cp.st.open(), nil
 }
 
-// delay makes the context of the meetings, which outlives the user's by the farewell.
+// delay makes the context of the last meetings, which outlives the user's by the farewell.
 func (cp *capture) delay() (stop func()) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(cp.ctx))
-	cp.meeting = ctx
+	cp.ending = ctx
 	unhook := context.AfterFunc(cp.ctx, func() {
 		t := time.NewTimer(farewell)
 		defer t.Stop()
@@ -219,8 +225,9 @@ func (cp *capture) seal(tmpl *cuda.Graph) {
 	}
 }
 
-// commit is the last meeting on each communicator: all members have their graph, or all learn who has not and why. Where a member has
-// several communicators a second round, backwards, carries what it learned on the later ones to the members of the earlier ones.
+// commit ends the capture on all members alike. In the first round of meetings they learn that each has its graph. Then, not before, the
+// buffers of the others are mapped: a member that had given up would have let go of them. The second round, which goes backwards so that it
+// carries what was learned on one communicator to the members of the others, makes it final.
 func (cp *capture) commit() {
 	if cp.err != nil {
 		cp.bail()
@@ -229,8 +236,11 @@ func (cp *capture) commit() {
 	for _, m := range cp.members {
 		cp.end(m)
 	}
+	if cp.err == nil {
+		cp.mapPeers()
+	}
 	for i := len(cp.members) - 1; i >= 0; i-- {
-		if m := cp.members[i]; !m.settled && m.several {
+		if m := cp.members[i]; !m.settled {
 			cp.confirm(m)
 		}
 	}
@@ -241,33 +251,28 @@ func (cp *capture) bail() {
 	var wg sync.WaitGroup
 	for _, m := range cp.members {
 		if !m.settled {
-			msg, what := cp.farewell(m)
-			wg.Go(func() {
-				if _, err := cp.meet(m, msg, what); err != nil {
-					// The first failure stays the capture's.
-					cp.leave(m, err)
-				}
-			})
+			msg, what := cp.parting(m)
+			wg.Go(func() { cp.meet(cp.ending, m, msg, what) }) // nothing that comes back changes this rank's error
 		}
 	}
 	wg.Wait()
 }
 
-// farewell is what a member tells at the end, and how its wait there is called.
-func (cp *capture) farewell(m *membership) (msg *message, what string) {
-	what = fmt.Sprintf("%v, its end after %d calls", cp, m.calls)
+// parting is what a member tells at the end of its function, and how its wait there is called.
+func (cp *capture) parting(m *membership) (msg *message, what string) {
+	what = cp.where(m)
 	if cp.err != nil {
 		what += ": " + cut(cp.reason())
 	}
 	return &message{kind: kindEnd, calls: m.calls, require: cp.opts.require, place: cp.place, text: cp.reason(), fate: cp.fate,
-		ordinal: cp.ordinal, hash: m.hash, several: len(cp.members) > 1}, what
+		ordinal: cp.ordinal, hash: m.hash}, what
 }
 
 func (cp *capture) end(m *membership) {
-	msg, what := cp.farewell(m)
-	msgs, err := cp.meet(m, msg, what)
+	msg, what := cp.parting(m)
+	msgs, err := cp.meet(cp.ending, m, msg, what)
 	if err != nil {
-		cp.meetFailed(m, err)
+		cp.meetFailed(m, err, what)
 		return
 	}
 	if d := compareCalls(msgs); d != nil {
@@ -281,15 +286,26 @@ func (cp *capture) end(m *membership) {
 			return
 		}
 		ordinal = max(ordinal, other.ordinal)
-		m.several = m.several || other.several
 	}
 	cp.st.uses = append(cp.st.uses, use{m.c, graphKey(m.hash, ordinal)})
 }
 
+func (cp *capture) mapPeers() {
+	for _, m := range cp.members {
+		for _, p := range m.mapping {
+			if err := m.c.Prepare(cp.ending, p.calls, p.layouts); err != nil {
+				cp.fail(fateFailed, fmt.Errorf("%s: %s (%s): %w", cp.where(m), callsText(p.calls), p.place, err))
+				return
+			}
+		}
+	}
+}
+
 func (cp *capture) confirm(m *membership) {
-	msgs, err := cp.meet(m, &message{kind: kindConfirm, calls: m.calls, place: cp.place, text: cp.reason(), fate: cp.fate}, cp.String()+", its end")
+	what := cp.where(m)
+	msgs, err := cp.meet(cp.ending, m, &message{kind: kindConfirm, calls: m.calls, place: cp.place, text: cp.reason(), fate: cp.fate}, what)
 	if err != nil {
-		cp.meetFailed(m, err)
+		cp.meetFailed(m, err, what)
 		return
 	}
 	if d := compareCalls(msgs); d != nil {
@@ -310,12 +326,12 @@ func (cp *capture) reason() string {
 }
 
 // meet exchanges messages with all members.
-func (cp *capture) meet(m *membership, msg *message, what string) ([]*message, error) {
+func (cp *capture) meet(ctx context.Context, m *membership, msg *message, what string) ([]*message, error) {
 	mine := msg.encode()
 	if len(mine) > maxMessage {
 		return nil, errTooLarge
 	}
-	all, err := gather(mine, func(b []byte) ([][]byte, error) { return m.c.Meet(cp.meeting, b, what) })
+	all, err := gather(mine, func(b []byte) ([][]byte, error) { return m.c.Meet(ctx, b, what) })
 	if err != nil {
 		return nil, err
 	}
@@ -338,7 +354,7 @@ func (cp *capture) differ(m *membership, d *difference) {
 func (cp *capture) where(m *membership) string {
 	at := fmt.Sprintf("call %d", m.calls)
 	if cp.over {
-		at = "end"
+		at = "its end " + after(m.calls)
 	}
 	return fmt.Sprintf("%v, %s on communicator %s", cp, at, m.c.Name())
 }

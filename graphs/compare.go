@@ -68,13 +68,7 @@ func compareEnds(msgs []*message) *difference {
 
 // ended tells how a member's function ended.
 func ended(r int, m *message) string {
-	calls := fmt.Sprintf("after %d calls", m.calls)
-	switch m.calls {
-	case 0:
-		calls = "without a call"
-	case 1:
-		calls = "after 1 call"
-	}
+	calls := after(m.calls)
 	switch m.fate {
 	case fateFailed:
 		return fmt.Sprintf("rank %d ended its capture at %s %s: %s", r, m.place, calls, m.text)
@@ -84,6 +78,16 @@ func ended(r int, m *message) string {
 		return fmt.Sprintf("rank %d gave up its capture at %s %s: %s", r, m.place, calls, m.text)
 	}
 	return fmt.Sprintf("rank %d ended its capture at %s %s", r, m.place, calls)
+}
+
+func after(calls uint64) string {
+	switch calls {
+	case 0:
+		return "without a call"
+	case 1:
+		return "after 1 call"
+	}
+	return fmt.Sprintf("after %d calls", calls)
 }
 
 // places says where in the program two members' calls stand.

@@ -290,7 +290,7 @@ func mistakes() []mistake {
 			return capture(ctx, r, func(s *cuda.Stream) error { return errOwn })
 		},
 		bad:  outcome{errOwn, nil},
-		good: outcome{nccl.ErrMismatch, []string{"wait for each other", "no luck today"}}})
+		good: outcome{graphs.ErrPeer, []string{"rank %[1]d ended its capture", "no luck today", "on communicator second"}}})
 	return all
 }
 

@@ -41,7 +41,6 @@ type message struct {
 	fate    fate   // kindEnd, kindConfirm
 	ordinal uint64 // kindEnd: captures of this process so far
 	hash    uint64 // kindEnd: of all descriptions on this communicator
-	several bool   // kindEnd: this member's capture has other communicators, too
 }
 
 // fate is how a member's capture ended.
@@ -65,10 +64,7 @@ type transfer struct {
 func (t transfer) String() string { return fmt.Sprintf("%d %s (%s)", t.count, t.typ, t.place) }
 
 func (m *message) encode() []byte {
-	b := []byte{messageVersion, byte(m.kind), byte(m.require), byte(m.fate), 0}
-	if m.several {
-		b[4] = 1
-	}
+	b := []byte{messageVersion, byte(m.kind), byte(m.require), byte(m.fate)}
 	b = binary.AppendUvarint(b, m.calls)
 	b = binary.AppendUvarint(b, m.ordinal)
 	b = binary.LittleEndian.AppendUint64(b, m.hash)
@@ -155,7 +151,7 @@ func decodeMessage(b []byte) (*message, error) {
 	if r.byte() != messageVersion {
 		return nil, errMessage
 	}
-	m := &message{kind: kind(r.byte()), require: nccl.Mode(r.byte()), fate: fate(r.byte()), several: r.byte() == 1}
+	m := &message{kind: kind(r.byte()), require: nccl.Mode(r.byte()), fate: fate(r.byte())}
 	m.calls = r.uvarint()
 	m.ordinal = r.uvarint()
 	m.hash = r.uint64()

@@ -18,7 +18,7 @@ var messages = map[string]*message{
 	"pair": {kind: kindPair, calls: 300, place: "a.go:1",
 		sends: []transfer{{typ: cuda.Float32DType, count: 1 << 40, place: "a.go:2", layout: []byte{9}}, {typ: cuda.Int8DType}},
 		recvs: []transfer{{typ: cuda.Float64DType, count: 1}}},
-	"end":     {kind: kindEnd, calls: 7, place: "b.go:9", fate: fatePanicked, text: "boom", ordinal: 1 << 63, hash: 1<<64 - 1, several: true},
+	"end":     {kind: kindEnd, calls: 7, place: "b.go:9", fate: fatePanicked, text: "boom", ordinal: 1 << 63, hash: 1<<64 - 1},
 	"confirm": {kind: kindConfirm},
 }
 

@@ -136,9 +136,9 @@ func TestTransferMistakes(t *testing.T) {
 		{"count", [3]func(*rank, *cuda.Stream) error{send(8, 1), recv(9, 0), nothing}, nccl.ErrMismatch,
 			[]string{"rank 0 sends 8 float32 (p2p_test.go:", "to rank 1, which receives 9 float32"}, []string{"rank 0 sends 8 float32"}},
 		{"send without recv", [3]func(*rank, *cuda.Stream) error{send(8, 1), nothing, nothing}, nccl.ErrMismatch,
-			[]string{"wait for each other", "rank 0 is in", "send of 8 float32 to rank 1", "rank 1 is in", "its end"}, []string{"send of 8 float32 to rank 1"}},
+			[]string{"wait for each other", "rank 0 is in", "send of 8 float32, to rank 1", "rank 1 is in", "its end"}, []string{"send of 8 float32, to rank 1"}},
 		{"recv without send", [3]func(*rank, *cuda.Stream) error{nothing, recv(8, 0), nothing}, nccl.ErrMismatch,
-			[]string{"wait for each other", "recv of 8 float32 from rank 0"}, []string{"recv of 8 float32 from rank 0"}},
+			[]string{"wait for each other", "recv of 8 float32, from rank 0"}, []string{"recv of 8 float32, from rank 0"}},
 		{"both send first", [3]func(*rank, *cuda.Stream) error{
 			func(r *rank, s *cuda.Stream) error {
 				if err := send(8, 1)(r, s); err != nil {
@@ -153,7 +153,7 @@ func TestTransferMistakes(t *testing.T) {
 				return recv(8, 0)(r, s)
 			}, nothing}, nccl.ErrMismatch, []string{"make them one Group"}, []string{"make them one Group"}},
 		{"send against a collective", [3]func(*rank, *cuda.Stream) error{send(8, 1), allReduce, allReduce}, nccl.ErrMismatch,
-			[]string{"wait for each other", "send of 8 float32 to rank 1", "all-reduce"}, []string{"send of 8 float32 to rank 1"}},
+			[]string{"wait for each other", "send of 8 float32, to rank 1", "all-reduce"}, []string{"send of 8 float32, to rank 1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			onRanks(t, 3, func(ctx context.Context, r *rank) error {
