@@ -50,16 +50,16 @@ func allReduce(ctx context.Context, job *bootstrap.Job, n, launches int, stdout 
 		return err
 	}
 	defer grad.Free()
-	comm, err := nccl.Init(ctx, job, dev) // the unique id travels by gossip
-	if err != nil {
-		return err
-	}
-	defer comm.Close()
 	stream, err := dev.NewStream()
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
+	comm, err := nccl.Init(ctx, job, dev) // the unique id travels by gossip
+	if err != nil {
+		return err
+	}
+	defer comm.Close()
 	graph, err := graphs.Capture(ctx, stream, func(s *cuda.Stream) error {
 		if err := cuda.Fill(grad.All(), float32(job.Rank()+1), s); err != nil {
 			return err

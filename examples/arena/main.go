@@ -49,16 +49,16 @@ func arena(ctx context.Context, job *bootstrap.Job, n int, stdout io.Writer) err
 		return err
 	}
 	defer dev.Close()
-	comm, err := nccl.Init(ctx, job, dev)
-	if err != nil {
-		return err
-	}
-	defer comm.Close()
 	stream, err := dev.NewStream()
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
+	comm, err := nccl.Init(ctx, job, dev)
+	if err != nil {
+		return err
+	}
+	defer comm.Close()
 
 	size := job.Size()
 	const align = 256 // of each carving

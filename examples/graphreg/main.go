@@ -58,16 +58,16 @@ func graphReg(ctx context.Context, job *bootstrap.Job, n int, stdout io.Writer) 
 		return err
 	}
 	defer recv.Free()
-	comm, err := nccl.Init(ctx, job, dev)
-	if err != nil {
-		return err
-	}
-	defer comm.Close()
 	stream, err := dev.NewStream()
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
+	comm, err := nccl.Init(ctx, job, dev)
+	if err != nil {
+		return err
+	}
+	defer comm.Close()
 
 	rank, size := float32(job.Rank()), float32(job.Size())
 	if err := cuda.Fill(send.Slice(0, n), rank, stream); err != nil {

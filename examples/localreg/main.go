@@ -58,18 +58,21 @@ func localReg(ctx context.Context, job *bootstrap.Job, n, calls int, stdout io.W
 		return err
 	}
 	defer recv.Free()
-	comm, err := nccl.Init(ctx, job, dev)
-	if err != nil {
-		return err
-	}
-	defer comm.Close()
 	stream, err := dev.NewStream()
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
+	comm, err := nccl.Init(ctx, job, dev)
+	if err != nil {
+		return err
+	}
+	defer comm.Close()
 
 	reduce := func(calls int) error {
+		if err := cuda.Fill(recv.All(), 0, stream); err != nil {
+			return err
+		}
 		for range calls {
 			if err := nccl.AllReduce(comm, send.All(), recv.All(), nccl.Sum, stream); err != nil {
 				return err
@@ -88,7 +91,7 @@ func localReg(ctx context.Context, job *bootstrap.Job, n, calls int, stdout io.W
 				return fmt.Errorf("element %d is %v, want %v", i, v, want)
 			}
 		}
-		return cuda.Fill(recv.All(), 0, stream)
+		return nil
 	}
 	if err := cuda.Fill(send.All(), float32(job.Rank()+1), stream); err != nil {
 		return err

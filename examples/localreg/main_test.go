@@ -6,9 +6,13 @@ import (
 	"io"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/examples/internal/exampletest"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestLocalReg(t *testing.T) {
 	for _, ranks := range []int{1, 2, 4, 7} {

@@ -62,16 +62,16 @@ func train(ctx context.Context, job *bootstrap.Job, set *dataset.Set, c config, 
 		return nil, err
 	}
 	defer net.close()
-	comm, err := nccl.Init(ctx, job, dev)
-	if err != nil {
-		return nil, err
-	}
-	defer comm.Close()
 	stream, err := dev.NewStream()
 	if err != nil {
 		return nil, err
 	}
 	defer stream.Close()
+	comm, err := nccl.Init(ctx, job, dev)
+	if err != nil {
+		return nil, err
+	}
+	defer comm.Close()
 	feed, err := newFeeder(net, dev, set, scaler)
 	if err != nil {
 		return nil, err

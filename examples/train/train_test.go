@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
@@ -22,6 +23,8 @@ import (
 	"github.com/gorun-dev/gorun/examples/internal/program"
 	"github.com/gorun-dev/gorun/examples/train/internal/dataset"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // trainOn trains on n ranks in this process and returns what rank 0 got and printed, after a look that all got the same.
 func trainOn(t *testing.T, n int, set *dataset.Set, c config) (*result, string) {
