@@ -332,7 +332,7 @@ func TestDeath(t *testing.T) {
 		})
 		errs := each(t, jobs, func(ctx context.Context, j *Job) error {
 			if j.Rank() == 2 {
-				j.die("exited with code 3")
+				kill(j, "exited with code 3")
 				return nil
 			}
 			return j.Barrier(ctx)
@@ -693,10 +693,9 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// die ends the membership as a death.
-func (j *Job) die(cause string) {
-	j.shut()
-	j.ctl.die(cause)
+// kill makes a rank die: of the served ones the connection breaks, and the launcher gives its account.
+func kill(j *Job, cause string) {
+	j.die(cause)
 	if srv, ok := servers.Load(j); ok {
 		srv.(*server.Server).RankExited(j.rank, 3, cause)
 	}

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gorun-dev/gorun/bootstrap/internal/inproc"
 	"github.com/gorun-dev/gorun/bootstrap/internal/ledgermem"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
 )
@@ -39,17 +38,6 @@ func inProcess(n int, device string) []*Job {
 		jobs[r] = newJob(id, r, 0, nodeOf, device, &local{process: p, rank: r})
 	}
 	return jobs
-}
-
-func init() {
-	inproc.Die = func(job any, cause string) {
-		j := job.(*Job)
-		stops, _ := j.shut()
-		j.ctl.die(cause)
-		for _, stop := range stops {
-			stop()
-		}
-	}
 }
 
 // process is a job whose ranks live in this process.

@@ -22,7 +22,7 @@ const (
 	joinWave      = 64
 	joinWavePause = 50 * time.Millisecond
 	// leaveTimeout bounds the goodbye to the other members.
-	leaveTimeout = 500 * time.Millisecond
+	leaveTimeout = 200 * time.Millisecond
 )
 
 // settings changes memberlist's configuration; tests have their own.
@@ -319,7 +319,8 @@ func (b broadcast) UniqueBroadcast()                      {}
 func (m *mesh) close() {
 	m.mu.Lock()
 	m.closed = true
-	alone := len(m.members) <= 1
+	// When the whole job is over nobody cares.
+	alone := len(m.members) <= 1 || m.node.store.Over()
 	m.mu.Unlock()
 	close(m.quit)
 	for _, l := range m.links {

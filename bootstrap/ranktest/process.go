@@ -61,8 +61,8 @@ func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstra
 	case t.Name():
 		runAsRank(t, f) // exits
 	default:
-		// This process is a rank of another test, which runs the tests on the way to it.
-		t.SkipNow()
+		// This process is a rank of another test, and runs what is on the way to it.
+		t.Fatalf("RunProcesses is called in %s before the subtest %s: put each call into a subtest of its own", t.Name(), os.Getenv(testVar))
 	}
 	if _, twice := started.LoadOrStore(t, true); twice {
 		t.Fatalf("RunProcesses is called twice in %s: use a subtest for each", t.Name())
@@ -208,6 +208,9 @@ func (p *processes) ended(rank int, r *process, err error) {
 		res.Output += fmt.Sprintf("\nranktest: wait: %v", err)
 	}
 	p.results[rank] = res
+	if joined, _ := p.node.Joined(rank); !joined && res.Code == 0 {
+		p.t.Errorf("rank %d ended without joining: the test does not reach RunProcesses in its process\n%s", rank, res.Output)
+	}
 	p.node.RankExited(rank, res.Code, cause)
 }
 

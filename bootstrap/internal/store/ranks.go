@@ -146,6 +146,13 @@ func (s *Store) Status(rank int) (joined bool, end *End) {
 	return r.joined, &e
 }
 
+// Over reports whether all ranks have ended.
+func (s *Store) Over() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended == s.size
+}
+
 func (s *Store) event(e Event) {
 	s.events = append(s.events, e)
 	close(s.changed)

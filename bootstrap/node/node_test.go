@@ -1,0 +1,388 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+)
+
+// exercise uses everything that crosses hosts.
+func exercise(c *cluster) {
+	c.t.Helper()
+	id := bootstrap.UniqueID{1, 127: 9}
+	last := len(c.nodeOf) - 1
+	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error {
+		switch j.Rank() {
+		case last / 2:
+			if err := j.PublishID(ctx, "world", id); err != nil {
+				return err
+			}
+		case last:
+			if err := j.Put(ctx, "key", []byte("value")); err != nil {
+				return err
+			}
+		}
+		if got, err := j.UniqueID(ctx, "world"); err != nil || got != id {
+			return fmt.Errorf("id: %v, %v", got[:2], err)
+		}
+		if got, err := j.Get(ctx, "key"); err != nil || string(got) != "value" {
+			return fmt.Errorf("get: %q, %v", got, err)
+		}
+		for round := range 3 {
+			all, err := j.AllGather(ctx, []byte{byte(j.Rank()), byte(round)})
+			if err != nil {
+				return err
+			}
+			for r, v := range all {
+				if len(v) != 2 || v[0] != byte(r) || v[1] != byte(round) {
+					return fmt.Errorf("round %d: value of rank %d: %v", round, r, v)
+				}
+			}
+		}
+		return j.Barrier(ctx)
+	}))
+}
+
+func Test64OnMock(t *testing.T) {
+	c := newCluster(t, true, 64, 1)
+	c.startAll()
+	c.ready()
+	c.joinAll()
+	exercise(c)
+}
+
+func Test64OnMockWithLoss(t *testing.T) {
+	c := newCluster(t, true, 64, 1)
+	c.net.loss.Store(50) // 5 %
+	c.startAll()
+	c.ready()
+	c.joinAll()
+	exercise(c)
+}
+
+func Test16OnLoopback(t *testing.T) {
+	for _, loss := range []int64{0, 50} {
+		t.Run(fmt.Sprintf("loss %d of 1000", loss), func(t *testing.T) {
+			c := newCluster(t, false, 16, 2)
+			c.net.loss.Store(loss)
+			c.startAll()
+			c.joinAll() // before the membership is complete
+			exercise(c)
+			c.ready()
+		})
+	}
+}
+
+// A member takes 128 state exchanges at once, and gossip of joins gets lost: all must come to know all.
+func Test256JoinAtOnce(t *testing.T) {
+	c := newCluster(t, true, 256, 1)
+	c.startAll(func(m *memberlist.Config) {
+		// 256 members on few cores: what is tested is the joining.
+		m.GossipInterval, m.ProbeInterval, m.PushPullInterval = 200*time.Millisecond, 10*time.Second, 0
+	})
+	c.ready()
+	for i, n := range c.nodes {
+		if got := n.mesh.list.NumMembers(); got != 256 {
+			t.Errorf("node %d knows %d members", i, got)
+		}
+	}
+}
+
+// A host that comes late has the ids when it has joined: they are part of the state exchange.
+func TestLateJoiner(t *testing.T) {
+	c := newCluster(t, true, 8, 1)
+	c.net.mu.Lock()
+	c.net.noUDP[c.addrs[7]] = true // no gossip reaches it
+	c.net.mu.Unlock()
+	noProbes := func(m *memberlist.Config) { m.ProbeInterval, m.PushPullInterval = 0, 0 }
+	for i := range 7 {
+		c.start(i, noProbes)
+	}
+	c.join(0, 1, 2, 3, 4, 5, 6)
+	id := bootstrap.UniqueID{7}
+	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error {
+		if j.Rank() == 3 {
+			if err := j.PublishID(ctx, "world", id); err != nil {
+				return err
+			}
+		}
+		_, err := j.UniqueID(ctx, "world")
+		return err
+	}))
+
+	c.start(7, noProbes)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := c.nodes[7].Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if !c.nodes[7].store.HasID("world") {
+		t.Error("the late host is a member and has no id")
+	}
+	c.join(7)
+	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error { return j.Barrier(ctx) }))
+}
+
+// faster finds deaths sooner; the test's Confirm keeps a busy machine from losing the living.
+func faster(m *memberlist.Config) {
+	m.ProbeInterval, m.ProbeTimeout, m.SuspicionMult = 200*time.Millisecond, 100*time.Millisecond, 2
+}
+
+func TestHostDiesInBarrier(t *testing.T) {
+	c := newCluster(t, true, 16, 2)
+	c.startAll(faster)
+	c.ready()
+	c.joinAll()
+	var lost atomic.Int32
+	for _, j := range c.jobs[:10] {
+		j.Watch(func(e bootstrap.Event) {
+			if e.Kind == bootstrap.HostLost && e.Node == 5 {
+				lost.Add(1)
+			}
+		})
+	}
+	errs := c.each(func(ctx context.Context, j *bootstrap.Job) error {
+		if j.Node() == 5 {
+			if j.Rank() == 10 {
+				c.kill(5)
+			}
+			return nil
+		}
+		return j.Barrier(ctx)
+	})
+	for r, err := range errs {
+		var dead *bootstrap.RankError
+		if c.nodeOf[r] == 5 {
+			continue
+		}
+		if !errors.As(err, &dead) || dead.Rank != 10 && dead.Rank != 11 || dead.Host != "h5" || !strings.Contains(err.Error(), "was lost with its host h5") {
+			t.Fatalf("rank %d: %v", r, err)
+		}
+	}
+	until(t, "all see the host's loss", func() bool { return lost.Load() == 10 })
+	for _, r := range []int{0, 31} {
+		if e := c.jobs[r].RankErr(11); e == nil || e.Host != "h5" {
+			t.Errorf("rank %d: rank 11 is said to be %v", r, e)
+		}
+		if e := c.jobs[r].RankErr(12); e != nil {
+			t.Errorf("rank %d: rank 12 is said to be %v", r, e)
+		}
+	}
+	// Those who do not need it go on.
+	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error {
+		if j.Rank() > 3 {
+			return nil
+		}
+		g, err := j.Group("few", []int{0, 1, 2, 3})
+		if err != nil {
+			return err
+		}
+		return g.Barrier(ctx)
+	}))
+}
+
+func TestHostZeroDies(t *testing.T) {
+	c := newCluster(t, true, 4, 1)
+	c.startAll(faster)
+	c.ready()
+	c.joinAll()
+	errs := c.each(func(ctx context.Context, j *bootstrap.Job) error {
+		if j.Rank() == 0 {
+			c.kill(0)
+			return nil
+		}
+		return j.Barrier(ctx)
+	})
+	for r, err := range errs[1:] {
+		if !errors.Is(err, bootstrap.ErrLost) || !strings.Contains(err.Error(), "host h0") {
+			t.Errorf("rank %d: %v", r+1, err)
+		}
+	}
+	if e := c.jobs[3].RankErr(0); e == nil || e.Host != "h0" {
+		t.Errorf("rank 0 is said to be %v", e)
+	}
+	if err := c.jobs[1].Put(t.Context(), "k", nil); !errors.Is(err, bootstrap.ErrLost) {
+		t.Errorf("put: %v", err)
+	}
+}
+
+// A host that gossip cannot reach for a while, but that the launcher knows to live, loses nothing.
+func TestHostIsBack(t *testing.T) {
+	c := newCluster(t, true, 4, 1)
+	for i := range c.config {
+		c.config[i].Confirm = func(int) bool { return false }
+	}
+	c.startAll(faster)
+	c.ready()
+	c.joinAll()
+	c.net.setCut(true, c.addrs[2])
+	done := make(chan []error)
+	go func() { done <- c.each(func(ctx context.Context, j *bootstrap.Job) error { return j.Barrier(ctx) }) }()
+	until(t, "gossip holds host 2 for dead", func() bool { return c.nodes[0].mesh.member(2) == nil })
+	c.net.setCut(false, c.addrs[2])
+	c.want(<-done)
+}
+
+// Two generations in a row must not mix, whatever is lost and sent again.
+func TestGenerationsRace(t *testing.T) {
+	c := newCluster(t, true, 8, 1)
+	c.net.loss.Store(50)
+	c.startAll()
+	c.ready()
+	c.joinAll()
+	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error {
+		for round := range 30 {
+			all, err := j.AllGather(ctx, fmt.Appendf(nil, "%d/%d", j.Rank(), round))
+			if err != nil {
+				return err
+			}
+			for r, v := range all {
+				if want := fmt.Sprintf("%d/%d", r, round); string(v) != want {
+					return fmt.Errorf("round %d: %q, want %q", round, v, want)
+				}
+			}
+		}
+		return nil
+	}))
+}
+
+func TestDeadlineNamesTheMissingOfOtherHosts(t *testing.T) {
+	c := newCluster(t, true, 4, 1)
+	c.startAll()
+	c.ready()
+	c.joinAll()
+	errs := c.each(func(ctx context.Context, j *bootstrap.Job) error {
+		if j.Rank() == 1 {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		return j.Barrier(ctx)
+	})
+	for _, r := range []int{0, 2, 3} {
+		var w *bootstrap.WaitError
+		if !errors.As(errs[r], &w) || !errors.Is(errs[r], context.DeadlineExceeded) || len(w.Missing) == 0 || w.Missing[0] != 1 {
+			t.Errorf("rank %d: %v", r, errs[r])
+		}
+	}
+}
+
+// Ends of ranks on other hosts, as the launcher there tells them.
+func TestRankEndsElsewhere(t *testing.T) {
+	c := newCluster(t, true, 3, 2)
+	c.startAll()
+	c.ready()
+	c.join(0, 1)
+	barrier := func(ctx context.Context, j *bootstrap.Job) error { return j.Barrier(ctx) }
+	done := make(chan []error)
+	go func() { done <- c.each(barrier) }()
+	c.nodes[2].RankExited(4, 0, "exited with code 0") // it never joined: the others would wait for ever
+	for r, err := range <-done {
+		var dead *bootstrap.RankError
+		if r < 4 && (!errors.As(err, &dead) || dead.Rank != 4 || !strings.Contains(err.Error(), "ended (exit code 0) without joining the job")) {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	c.nodes[2].RankExited(5, 3, "exited with code 3")
+	until(t, "rank 0 hears of rank 5", func() bool { return c.jobs[0].RankErr(5) != nil })
+	if got := c.jobs[0].RankErr(5).Error(); got != "rank 5 (host h2) exited with code 3" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// The launcher gives a host up although gossip still sees it.
+func TestLoseHost(t *testing.T) {
+	c := newCluster(t, true, 3, 1)
+	c.startAll()
+	c.ready()
+	c.joinAll()
+	for _, n := range c.nodes {
+		n.LoseHost(1, "h1", "no answer for 10s")
+	}
+	until(t, "rank 2 hears of rank 1", func() bool { return c.jobs[2].RankErr(1) != nil })
+	if got, want := c.jobs[2].RankErr(1).Error(), "rank 1 (host h1) was lost with its host h1: no answer for 10s"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestConfigMistakes(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		c    Config
+		err  string
+	}{
+		{"no ranks", Config{Job: "j"}, "no ranks"},
+		{"no job", Config{NodeOf: []int{0}}, "job id"},
+		{"no key", Config{Job: "j", NodeOf: []int{0, 1}}, "gossip key has 0 bytes"},
+		{"host without ranks", Config{Job: "j", NodeOf: []int{0, 2, 2}, Key: []byte(testKey)}, "host 1 has no ranks"},
+		{"unknown host", Config{Job: "j", Node: 1, NodeOf: []int{0}}, "the job has 1 hosts"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n, err := Start(t.Context(), c.c)
+			if err == nil {
+				n.Close()
+			}
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%v, want an error with %q", err, c.err)
+			}
+		})
+	}
+}
+
+// On one host the member starts with the first rank, and ids travel through it.
+func TestOneHost(t *testing.T) {
+	n, err := Start(t.Context(), Config{Job: "job", NodeOf: []int{0, 0}, Host: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	if n.Addr() != "" {
+		t.Error("a member runs before a rank has joined")
+	}
+	c := &cluster{t: t, nodeOf: []int{0, 0}, nodes: []*Node{n}, jobs: make([]*bootstrap.Job, 2)}
+	c.joinAll()
+	exercise(c)
+	if n.Addr() == "" {
+		t.Error("no member runs")
+	}
+	if !n.mesh.pushed["world"] {
+		t.Error("the id did not come through the member")
+	}
+	for _, j := range c.jobs {
+		j.Close()
+	}
+	n.RankExited(0, 0, "exited with code 0")
+	if joined, left := n.Joined(0); !joined || !left {
+		t.Errorf("rank 0: joined %v, left %v", joined, left)
+	}
+}
+
+// BenchmarkID is the time from the publication of an id until all members have it.
+func BenchmarkID(b *testing.B) {
+	for _, hosts := range []int{16, 64, 256} {
+		b.Run(fmt.Sprintf("members=%d", hosts), func(b *testing.B) {
+			c := newCluster(b, true, hosts, 1)
+			c.startAll(func(m *memberlist.Config) { m.ProbeInterval, m.PushPullInterval = 10*time.Second, 0 })
+			c.ready()
+			round := 0
+			for b.Loop() {
+				name := fmt.Sprint(round)
+				c.nodes[round%hosts].mesh.publish(name, make([]byte, 128))
+				for _, n := range c.nodes {
+					for !n.store.HasID(name) {
+						time.Sleep(20 * time.Microsecond)
+					}
+				}
+				round++
+			}
+		})
+	}
+}
