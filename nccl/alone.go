@@ -70,3 +70,4 @@ func (a *alone) declareClosed(uint64)                            {}
 func (a *alone) peerClosed(int) (uint64, bool)                   { return 0, false }
 func (a *alone) mappings() int                                   { return 0 }
 func (a *alone) release()                                        {}
+func (a *alone) explains() bool                                  { return false }

@@ -22,6 +22,7 @@ type collTask struct {
 	flags      uint64
 	sub        uint64 // which of its group
 	last       bool   // of its group
+	group      uint64 // hash of the group's calls, 0 without one
 	ticket     uint64 // 0: captured, the replay has it
 	sreg, rreg *registered
 
@@ -146,9 +147,13 @@ func (t *collTask) step() (bool, error) {
 			if !h.all() {
 				return false, t.late()
 			}
-			direct, err := t.compare()
+			direct, dry, err := t.compare()
 			if err != nil {
 				return false, err
+			}
+			if dry {
+				t.complete(&h.c.direct)
+				return true, nil
 			}
 			t.wait.reset()
 			if direct {
@@ -227,7 +232,7 @@ func (t *collTask) post() {
 	w := packCall(&t.call)
 	s[slotCall] = w[0] | t.flags<<24
 	s[slotCount] = w[1]
-	s[slotSeq], s[slotSub], s[slotKey] = t.seq, t.slotSub, t.key
+	s[slotSeq], s[slotSub], s[slotKey], s[slotGroup] = t.seq, t.slotSub, t.key, t.group
 	s[slotSendMem], s[slotSendOff], s[slotRecvMem], s[slotRecvOff] = 0, t.call.Send.Off, 0, t.call.Recv.Off
 	if t.call.Send.Mem != nil {
 		s[slotSendMem] = t.call.Send.Mem.ID()
@@ -243,8 +248,9 @@ func (t *collTask) post() {
 
 const slotFlags = 0xff << 24
 
-// compare wants the same call on all members, and all buffers registered or none.
-func (t *collTask) compare() (direct bool, err error) {
+// compare wants the same call on all members, and all buffers registered or none. dry: the call is the same, but a later one of its group
+// is not; nothing moves until that one has told the difference.
+func (t *collTask) compare() (direct, dry bool, err error) {
 	h := t.h
 	own := h.seg.slot(h.rank, h.ops)
 	flags := uint64(0)
@@ -257,15 +263,16 @@ func (t *collTask) compare() (direct bool, err error) {
 		bare = bare || f&sendUsed != 0 && f&sendReg == 0 || f&recvUsed != 0 && f&recvReg == 0
 		same = same && (s[slotCall]^own[slotCall])&^slotFlags == 0 && s[slotCount] == own[slotCount] && s[slotSeq] == own[slotSeq] &&
 			s[slotSub] == own[slotSub] && s[slotKey] == own[slotKey]
+		dry = dry || s[slotGroup] != own[slotGroup]
 	}
-	if !same {
-		return false, t.mismatch()
+	if !same || dry && t.last {
+		return false, false, t.mismatch()
 	}
 	direct = flags&(sendReg|recvReg) != 0
 	if direct && bare {
-		return false, t.mixed()
+		return false, false, t.mixed()
 	}
-	return direct, nil
+	return direct, dry, nil
 }
 
 // mismatch names the first member that differs from rank 0, so that all give the same text.
@@ -282,7 +289,7 @@ func (t *collTask) mismatch() error {
 		}
 		return causef(ErrMismatch, "rank %d: call #%d, %s; rank 0: call #%d, %s", r, b[slotSeq], slotText(b), a[slotSeq], slotText(a))
 	}
-	return causef(ErrMismatch, "call #%d", t.seq)
+	return causef(ErrMismatch, "call #%d: groups of %d and more calls", t.seq, t.slotSub+1)
 }
 
 func slotText(s *[slotWords]uint64) string {

@@ -88,6 +88,7 @@ type backend interface {
 	declareClosed(n uint64)
 	peerClosed(rank int) (n uint64, closed bool)
 	mappings() int
+	explains() bool // whether it compares calls itself, and so says better than a ledger what differs in a group
 	release()
 }
 

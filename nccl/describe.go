@@ -73,9 +73,9 @@ func (c Call) String() string {
 	case OpBroadcast:
 		s += fmt.Sprintf(", from rank %d", c.Root)
 	case OpSend:
-		s += fmt.Sprintf(" to rank %d", c.Root)
+		s += fmt.Sprintf(", to rank %d", c.Root)
 	case OpRecv:
-		s += fmt.Sprintf(" from rank %d", c.Root)
+		s += fmt.Sprintf(", from rank %d", c.Root)
 	}
 	return s
 }
@@ -269,6 +269,11 @@ func recordText(r bootstrap.Record) string {
 }
 
 func sameRecord(a, b bootstrap.Record) bool { return a.Kind == b.Kind && a.Desc == b.Desc }
+
+// sameGroup reports whether both are groups of the same number of calls: what differs only the calls themselves can tell.
+func sameGroup(a, b bootstrap.Record) bool {
+	return a.Kind == bootstrap.Enqueued && b.Kind == bootstrap.Enqueued && a.Desc[0] == b.Desc[0] && byte(a.Desc[0]) == recGroup
+}
 
 const fnvOffset = 14695981039346656037
 

@@ -176,9 +176,13 @@ func (h *host) issue(calls []Call, mode Mode) error {
 	for n < len(calls) && !calls[n].Op.p2p() {
 		n++
 	}
+	group := uint64(0)
+	if n > 1 && mode == 0 {
+		group = packRecord(calls[:n])[1]
+	}
 	for i := range n {
 		t := h.newColl(&calls[i], mode)
-		t.sub, t.last = uint64(i), i == n-1
+		t.sub, t.last, t.group = uint64(i), i == n-1, group
 		if err := h.submit(calls[i].Stream, t, mode != 0); err != nil {
 			return err
 		}
@@ -332,6 +336,8 @@ func (h *host) peerClosed(r int) (uint64, bool) {
 	n := h.seg.closed(r).Load()
 	return n - 1, n != 0
 }
+
+func (h *host) explains() bool { return true }
 
 func (h *host) outstanding() int { return int(h.pending.Load()) }
 

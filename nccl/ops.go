@@ -105,8 +105,12 @@ func (c *Comm) validate(call *Call) error {
 		return nil
 	}
 	for _, r := range [...]cuda.Range{call.Send, call.Recv} {
-		if r.Mem != nil && r.Mem.Device() != c.dev {
+		switch {
+		case r.Mem == nil:
+		case r.Mem.Device() != c.dev:
 			return bad("%v is of another device than the communicator", r)
+		case r.Mem.Freed():
+			return bad("%v: the memory was freed", r)
 		}
 	}
 	if lap := overlap(call, c.rank); lap != "" {

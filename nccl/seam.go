@@ -217,6 +217,10 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 	if told, ok := errors.AsType[contradicted](context.Cause(ctx)); ok {
 		return nil, c.errorf(what, told.error)
 	}
+	// What ended the communicator comes before what that led to: a member that told why it failed, and then left.
+	if told := c.usable(); told != nil && ctx.Err() == nil {
+		return nil, c.errorf(what, told)
+	}
 	// A member that has ended is the communicator's failure, with the better text.
 	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
 		for r, j := range c.ranks {

@@ -67,6 +67,7 @@ const (
 	slotSeq          // ledger record
 	slotSub          // which call of the group or graph
 	slotKey          // the graph's, 0 for eager calls
+	slotGroup        // hash of the group's calls, 0 for a single call
 	slotSendMem
 	slotSendOff
 	slotRecvMem

@@ -1,0 +1,124 @@
+package ncclsys
+
+import (
+	"structs"
+	"sync/atomic"
+)
+
+// Handles of the library; all are C pointers. Streams and device addresses are the driver's.
+type (
+	Comm         uintptr
+	Registration uintptr // of CommRegister; 0 after success says: not registered
+	Window       uintptr // 0 after success says: not supported here
+	ParamHandle  uintptr
+	Stream       = uintptr
+	DevicePtr    = uintptr
+)
+
+// UniqueID makes one communicator. The process that made it must live until all its ranks are connected.
+type UniqueID [128]byte
+
+// DataType is an element type in the library's numbering, the same for all makers.
+type DataType int32
+
+const (
+	Int8 DataType = iota
+	Uint8
+	Int32
+	Uint32
+	Int64
+	Uint64
+	Float16
+	Float32
+	Float64
+	BFloat16Type
+	Float8E4M3
+	Float8E5M2
+)
+
+// Size is an element's in bytes.
+func (t DataType) Size() int {
+	return int([...]uint8{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}[t])
+}
+
+// RedOp is a reduction in the library's numbering; RedOpCreatePreMulSum makes further ones.
+type RedOp int32
+
+const (
+	Sum RedOp = iota
+	Prod
+	Max
+	Min
+	Avg
+)
+
+// Residence says where the scalar of a pre-multiplied sum is.
+type Residence int32
+
+const (
+	OnDevice Residence = iota // read when the operation runs: must stay
+	OnHost                    // read at once
+)
+
+// Flags.
+const (
+	WindowCollective     = 1 // all ranks use the same offset in each collective: a promise, not checked
+	WindowStrictOrdering = 2
+	WindowAlignment      = 4096 // of a window's address, in bytes
+
+	PolicyEfficiency = 1 // of Config.CTAPolicy
+	PolicyZero       = 2
+
+	ShrinkAbort = 1 // ends what runs on the parent
+
+	NoColor = -1 // of CommSplit: takes no part
+
+	suspendMemory = 1
+)
+
+// MemStat is what CommMemStat tells.
+type MemStat int32
+
+const (
+	MemSuspendable MemStat = iota // bytes that suspend would free
+	MemSuspended                  // 1 if suspended
+	MemPersistent                 // bytes that stay
+	MemTotal                      // bytes in all
+)
+
+// Team is a group of ranks with equal distance (ncclTeam_t).
+type Team struct {
+	Size, Rank, Stride int32
+}
+
+// WaitDesc is one signal to wait for (ncclWaitSignalDesc_t).
+type WaitDesc struct {
+	_       structs.HostLayout
+	Count   int32 // signals
+	Peer    int32
+	Index   int32
+	Context int32
+}
+
+// Properties are those of a communicator, from NCCL 2.29.2 on.
+type Properties struct {
+	Rank, Size, Device, NVMLDevice int
+	DeviceAPI, Multimem            bool
+	GINType                        int
+	LSATeams                       int  // 0 before 2.29.7
+	HostRMA                        bool // false before 2.29.7
+}
+
+// Pending is a handle that the library writes, maybe after the call that asked for it: at the end of the group, or when a
+// non-blocking communicator is ready. It keeps what the library reads until then.
+type Pending[T ~uintptr] struct {
+	cell uintptr
+	lib  *Library
+	keep any
+}
+
+// Handle is the handle, 0 as long as there is none.
+func (p *Pending[T]) Handle() T { return T(atomic.LoadUintptr(&p.cell)) }
+
+// Done lets go of what the library read. Call it when the handle is ready or the call has failed.
+func (p *Pending[T]) Done() { p.lib.settle(p) }

@@ -1,0 +1,162 @@
+package ncclsys
+
+import (
+	"fmt"
+
+	"github.com/gorun-dev/gorun/cuda/dl"
+)
+
+// Version is a library's version as major*10000 + minor*100 + patch. RCCL and MCCL tell the NCCL version that they
+// follow.
+type Version int
+
+// DecodeVersion reads what ncclGetVersion gives, which was major*1000 + minor*100 + patch up to 2.8.
+func DecodeVersion(code int32) Version {
+	if code > 0 && code < 10000 {
+		return Version(code/1000*10000 + code%1000)
+	}
+	return Version(code)
+}
+
+func (v Version) String() string {
+	return fmt.Sprintf("%d.%d.%d", int(v)/10000, int(v)/100%100, int(v)%100)
+}
+
+// Newest is the newest version whose structs this package knows.
+const Newest Version = 23206
+
+// Feature is an ability of the library that came with a version.
+type Feature string
+
+const (
+	Average          Feature = "average"
+	BFloat16         Feature = "bfloat16"
+	Capture          Feature = "graph capture"
+	PreMulSum        Feature = "pre-multiplied sum"
+	NonBlocking      Feature = "non-blocking communicators"
+	Split            Feature = "split"
+	Register         Feature = "registration"
+	GraphRegister    Feature = "registration by graph capture"
+	Allocator        Feature = "the library's allocator"
+	NetSendRecv      Feature = "registered send and receive between hosts"
+	Sharp            Feature = "registered buffers with IB SHARP"
+	Scalable         Feature = "several unique ids"
+	IPCRegister      Feature = "registered buffers within a host"
+	NetRegister      Feature = "registered collectives between hosts"
+	Float8           Feature = "8-bit floats"
+	RAS              Feature = "the RAS service"
+	Windows          Feature = "windows"
+	Shrink           Feature = "shrink"
+	CopyEngine       Feature = "collectives on copy engines"
+	AllToAll         Feature = "all-to-all"
+	Revoke           Feature = "revoke"
+	Grow             Feature = "grow"
+	OneSided         Feature = "one-sided operations"
+	WindowPointers   Feature = "window pointers"
+	MultiSegment     Feature = "registration of memory in several segments"
+	Suspend          Feature = "suspend"
+	CheckModes       Feature = "check modes"
+	TimeoutResult    Feature = "the timeout result"
+	Parameters       Feature = "reading parameters"
+	CollectiveConfig Feature = "settings of one collective"
+	NVLSMode         Feature = "the NVLS mode of a communicator"
+)
+
+// gate is a feature's version, and a function that must be there for it ("" if none tells).
+type gate struct {
+	since Version
+	entry func(*functions) *dl.Entry
+}
+
+var gates = map[Feature]gate{
+	Average:          {21000, nil},
+	BFloat16:         {21000, nil},
+	Capture:          {20906, nil},
+	PreMulSum:        {21104, func(f *functions) *dl.Entry { return &f.RedOpCreatePreMulSum }},
+	NonBlocking:      {21403, func(f *functions) *dl.Entry { return &f.CommInitRankConfig }},
+	Split:            {21801, func(f *functions) *dl.Entry { return &f.CommSplit }},
+	Register:         {21901, func(f *functions) *dl.Entry { return &f.CommRegister }},
+	GraphRegister:    {21901, nil},
+	Allocator:        {21901, func(f *functions) *dl.Entry { return &f.MemAlloc }},
+	NetSendRecv:      {22000, nil},
+	Sharp:            {22100, nil},
+	Scalable:         {22304, func(f *functions) *dl.Entry { return &f.CommInitRankScalable }},
+	IPCRegister:      {22300, nil},
+	NetRegister:      {22400, nil},
+	Float8:           {22400, nil},
+	RAS:              {22400, nil},
+	Windows:          {22703, func(f *functions) *dl.Entry { return &f.CommWindowRegister }},
+	Shrink:           {22703, func(f *functions) *dl.Entry { return &f.CommShrink }},
+	CopyEngine:       {22800, nil},
+	AllToAll:         {22803, func(f *functions) *dl.Entry { return &f.AlltoAll }},
+	Revoke:           {22807, func(f *functions) *dl.Entry { return &f.CommRevoke }},
+	Grow:             {22902, func(f *functions) *dl.Entry { return &f.CommGrow }},
+	OneSided:         {22902, func(f *functions) *dl.Entry { return &f.PutSignal }},
+	WindowPointers:   {22902, func(f *functions) *dl.Entry { return &f.WinGetUserPtr }},
+	MultiSegment:     {22900, nil},
+	Suspend:          {22907, func(f *functions) *dl.Entry { return &f.CommSuspend }},
+	CheckModes:       {22907, nil},
+	TimeoutResult:    {23003, nil},
+	Parameters:       {23007, func(f *functions) *dl.Entry { return &f.ParamGetParameter }},
+	CollectiveConfig: {23102, func(f *functions) *dl.Entry { return &f.AllReduceConfig }},
+	NVLSMode:         {23200, nil},
+}
+
+// Need is nil if the library has the feature, else "FEATURE needs NCCL X, found NCCL Y" (*dl.NeedError).
+func (l *Library) Need(f Feature) error {
+	g, ok := gates[f]
+	if !ok {
+		panic("ncclsys: unknown feature " + string(f))
+	}
+	ne := &dl.NeedError{What: string(f), Found: l.found(), Path: l.lib.Path()}
+	if l.vendor.lacks[f] {
+		return ne
+	}
+	if l.version < g.since {
+		ne.Needs = l.vendor.Name + " " + g.since.String()
+		return ne
+	}
+	if g.entry != nil && g.entry(&l.f).Func == 0 {
+		return ne
+	}
+	return nil
+}
+
+func (l *Library) found() string { return l.vendor.Name + " " + l.version.String() }
+
+// Fault is a defect of some versions, with what to do instead.
+type Fault struct {
+	ID           string
+	From, Before Version // has it from From, no more from Before
+	What, Guard  string
+}
+
+// faults are NCCL's; the other makers' libraries have those of the version that they follow.
+var faults = []Fault{
+	{ID: "p2p-then-collective", From: 22300, Before: 22902,
+		What:  "a buffer whose first registered use was point to point (send, receive, all-to-all, gather, scatter) makes a later collective on it hang (nccl#1859)",
+		Guard: "a communicator of its own for point to point"},
+	{ID: "revoke", From: 22807, Before: 22902,
+		What:  "after revoke a replayed graph loses the context, and abort or destroy crash where registrations exist",
+		Guard: "destroy the graphs, then abort"},
+	{ID: "graph-reclaim-interval", From: 22703, Before: 1 << 30,
+		What:  "what a destroyed graph registered is given back only at every 11th launch or at finalize",
+		Guard: "11 groups of in-place send and receive to oneself"},
+	{ID: "first-one-sided", From: 22902, Before: 23007,
+		What:  "the first one-sided operation of a communicator must not be captured",
+		Guard: "run one eagerly first"},
+}
+
+// Faults are the known defects of the library's version.
+func (l *Library) Faults() []Fault { return FaultsOf(l.version) }
+
+// FaultsOf are the known defects of a version.
+func FaultsOf(v Version) []Fault {
+	var out []Fault
+	for _, f := range faults {
+		if f.From <= v && v < f.Before {
+			out = append(out, f)
+		}
+	}
+	return out
+}
