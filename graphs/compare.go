@@ -341,17 +341,25 @@ func pending(r int, m *message, peer int) string {
 	return fmt.Sprintf("rank %d receives %v from rank %d", r, m.recvs[0], peer)
 }
 
-// choosePair is chooseMode for one transfer, between its two ends. There are no windows for them.
+// choosePair is chooseMode for one transfer, between its two ends. There are no windows for them. That the ends are of different kinds is no mix,
+// they are different buffers in any case, and neither is registered then.
 func choosePair(from int, send nccl.LayoutInfo, to int, recv nccl.LayoutInfo, require nccl.Mode) (choice, *difference) {
-	if d := mixed(from, send, to, recv); d != nil {
-		return choice{}, d
+	if send.Registered != recv.Registered {
+		return choice{}, &difference{fmt.Sprintf("rank %d passes %s, rank %d %s", from, buffer(send), to, buffer(recv)), nccl.ErrMixed}
 	}
-	if send.Kind != cuda.Shareable {
-		if require > nccl.Plain {
-			return choice{}, &difference{fmt.Sprintf("mode %s is required, but the buffers are private memory (nccl.Alloc makes memory that can be registered)", require), ErrMode}
-		}
-		return choice{nccl.Plain, "the buffers are private memory (nccl.Alloc makes memory that can be registered)"}, nil
+	private := ""
+	switch {
+	case send.Kind != cuda.Shareable:
+		private = fmt.Sprintf("the send buffer on rank %d is private memory (nccl.Alloc makes memory that can be registered)", from)
+	case recv.Kind != cuda.Shareable:
+		private = fmt.Sprintf("the recv buffer on rank %d is private memory (nccl.Alloc makes memory that can be registered)", to)
+	case send.Registered:
+		return choice{nccl.Local, by(true)}, nil
+	default:
+		return choice{nccl.Graph, by(false)}, nil
 	}
-	user := send.Registered
-	return choice{registered(user), by(user)}, nil
+	if require > nccl.Plain {
+		return choice{}, &difference{fmt.Sprintf("mode %s is required, but %s", require, private), ErrMode}
+	}
+	return choice{nccl.Plain, private}, nil
 }

@@ -214,7 +214,7 @@ func TestChoosePair(t *testing.T) {
 		"graph":      {send: l(true, cuda.Shareable, false, 0), recv: l(false, cuda.Shareable, false, 9), mode: nccl.Graph},
 		"local":      {send: l(true, cuda.Shareable, true, 0), recv: l(false, cuda.Shareable, true, 9), require: nccl.Window, mode: nccl.Local},
 		"mixed":      {send: l(true, cuda.Shareable, true, 0), recv: l(false, cuda.Shareable, false, 0), err: nccl.ErrMixed},
-		"one shares": {send: l(true, cuda.Private, false, 0), recv: l(false, cuda.Shareable, false, 0), err: nccl.ErrMixed},
+		"one shares": {send: l(true, cuda.Private, false, 0), recv: l(false, cuda.Shareable, false, 0), mode: nccl.Plain},
 		"demanded":   {send: l(true, cuda.Private, false, 0), recv: l(false, cuda.Private, false, 0), require: nccl.Graph, err: ErrMode},
 	} {
 		t.Run(name, func(t *testing.T) {

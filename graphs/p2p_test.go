@@ -186,24 +186,52 @@ func TestTransferMistakes(t *testing.T) {
 	}
 }
 
-// TestMixedTransfer: the two ends of a transfer must both be registered, or none.
+// TestMixedTransfer: the two ends of a transfer must both be registered by the program, or none; where one end cannot be registered
+// the transfer goes through staging.
 func TestMixedTransfer(t *testing.T) {
 	onRanks(t, 2, func(ctx context.Context, r *rank) error {
 		p, err := cuda.Malloc[float32](r.dev, 8)
 		if err != nil {
 			return err
 		}
-		err = capture(ctx, r, func(s *cuda.Stream) error {
+		transfer := func(s *cuda.Stream) error {
 			if r.comm.Rank() == 0 {
 				return nccl.Send(r.comm, r.a.Slice(0, 8), 1, s)
 			}
 			return nccl.Recv(r.comm, p.All(), 0, s)
-		})
-		if !errors.Is(err, nccl.ErrMixed) {
+		}
+		if r.comm.Rank() == 0 {
+			reg, err := r.comm.Register(r.a.Memory())
+			if err != nil {
+				return err
+			}
+			err = capture(ctx, r, transfer)
+			if !errors.Is(err, nccl.ErrMixed) {
+				return fmt.Errorf("error %v, want %v", err, nccl.ErrMixed)
+			}
+			if err := errors.Join(wantText(err, "rank 0 passes a send buffer in registered memory", "rank 1 a recv buffer in private memory"), reg.Close()); err != nil {
+				return err
+			}
+		} else if err := capture(ctx, r, transfer); !errors.Is(err, nccl.ErrMixed) {
 			return fmt.Errorf("error %v, want %v", err, nccl.ErrMixed)
 		}
-		if err := wantText(err, "rank 0 passes a send buffer", "rank 1 a recv buffer in private memory"); err != nil {
+
+		r.a.All().Host()[7] = float32(r.comm.Rank() + 5)
+		g, err := graphs.Capture(ctx, r.stream, transfer, graphs.Comms(r.comm))
+		if err != nil {
 			return err
+		}
+		if c := g.Calls()[0]; c.Mode != nccl.Plain {
+			return fmt.Errorf("mode %v, want %v", c.Mode, nccl.Plain)
+		}
+		if s := r.comm.Stats(); s.GraphHolds != 0 {
+			return fmt.Errorf("%+v, want nothing registered", s)
+		}
+		if err := errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx), g.Close()); err != nil {
+			return err
+		}
+		if got := p.All().Host()[7]; r.comm.Rank() == 1 && got != 5 {
+			return fmt.Errorf("received %v, want 5", got)
 		}
 		return errors.Join(p.Free(), r.works(ctx, r.comm))
 	})
