@@ -87,8 +87,12 @@ func (h *host) newColl(call *Call, mode Mode) *collTask {
 		t.flags |= sendReg
 	}
 	if t.rreg = h.c.userRegistered(call.Recv); t.rreg != nil {
-		t.rreg.enter(call.Op, call.Seq)
 		t.flags |= recvReg
+		if t.rreg == t.sreg {
+			t.rreg = nil // in place, or in one block: one operation
+		} else {
+			t.rreg.enter(call.Op, call.Seq)
+		}
 	}
 	return t
 }

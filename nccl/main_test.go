@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -62,11 +63,27 @@ func wantErr(err, sentinel error, parts ...string) error {
 	return nil
 }
 
-// peerMaps counts the shared mappings of this process that are memory of devices.
+// counting is held while a rank counts: the counting of others opens descriptors.
+var counting sync.Mutex
+
+// mapCount counts the mappings of shared memory of this process.
 func mapCount() int {
+	counting.Lock()
+	defer counting.Unlock()
 	b, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return -1
 	}
 	return strings.Count(string(b), "memfd:")
+}
+
+// fdCount counts the open descriptors of this process.
+func fdCount() int {
+	counting.Lock()
+	defer counting.Unlock()
+	l, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return -1
+	}
+	return len(l)
 }
