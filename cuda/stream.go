@@ -78,7 +78,8 @@ type Task interface {
 type Waiter interface{ Waiting() string }
 
 // Canceler is a Task that is told when it will not be run (any more): its stream or device failed before or while it ran, or a graph that it is
-// part of failed in another node that ran beside it. The task whose own Step returned the error is not told.
+// part of failed in another node that ran beside it. Not told are the task whose own Step returned the error, and those of a graph
+// that had not been started in the launch.
 type Canceler interface{ Cancel(cause error) }
 
 // HostFunc enqueues fn (cuLaunchHostFunc). It runs on a goroutine of the device, so that a slow one stops only its own stream, and must not call package cuda.
