@@ -62,9 +62,30 @@ func (b *Bell) sleep(seq uint32, d time.Duration) {
 // system call only after the scheduler's watchdog has seen it.
 var parkers sync.Map // *Bell -> *parker
 
-type parker struct{ ch chan struct{} }
+type parker struct {
+	ch    chan struct{}
+	timer *time.Timer // the sleeper's
+}
 
 func newParker() *parker { return &parker{ch: make(chan struct{}, 1)} }
+
+// sleep is Bell.sleep in the way that suits the process.
+func (p *parker) sleep(b *Bell, seq uint32, d time.Duration) {
+	if hostDevices.Load() <= 1 {
+		b.sleep(seq, d)
+		return
+	}
+	if p.timer == nil {
+		p.timer = time.NewTimer(d)
+	} else {
+		p.timer.Reset(d)
+	}
+	select {
+	case <-p.ch:
+	case <-p.timer.C:
+	}
+	p.timer.Stop()
+}
 
 func (p *parker) wake() {
 	select {

@@ -42,6 +42,8 @@ type Device struct {
 	plat   platform
 	sticky atomic.Pointer[Error]
 
+	closing sync.Mutex // one Close at a time; taken before mu
+
 	mu     sync.Mutex // guards what follows
 	closed bool
 	open   map[opened]struct{}
@@ -110,24 +112,44 @@ func (d *Device) Platform() Platform { return d.plat.kind() }
 func (d *Device) String() string { return d.plat.String() }
 
 // Close releases the device. While streams, events, memory or graphs of it are open it is an error that names them, and the
-// device stays open; after success it may be called again and does nothing.
+// device stays open; after success it may be called again and does nothing. It waits for host functions that are still running
+// (their stream has failed) and for release callbacks.
 func (d *Device) Close() error {
+	const op = "close device"
+	d.closing.Lock()
+	defer d.closing.Unlock()
+	if !d.hasStreams() {
+		d.plat.quiesce() // a release callback may be about to free the last memory
+	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	if d.closed {
+		d.mu.Unlock()
 		return nil
 	}
 	if len(d.open) > 0 {
-		return &Error{Op: "close device", Detail: d.String(), Err: fmt.Errorf("still open: %s", d.listOpen())}
-	}
-	if err := d.plat.close(); err != nil {
-		return &Error{Op: "close device", Detail: d.String(), Err: err}
+		defer d.mu.Unlock()
+		return &Error{Op: op, Detail: d.String(), Err: fmt.Errorf("still open: %s", d.listOpen())}
 	}
 	d.closed = true
+	d.mu.Unlock()
+	if err := d.plat.close(); err != nil {
+		return &Error{Op: op, Detail: d.String(), Err: err}
+	}
 	return nil
 }
 
-// listOpen names what is open, at most eight things.
+func (d *Device) hasStreams() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for o := range d.open {
+		if _, ok := o.(*Stream); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// listOpen names what is open, at most eight things. mu is held.
 func (d *Device) listOpen() string {
 	const limit = 8
 	names := make([]string, 0, len(d.open))
@@ -141,8 +163,8 @@ func (d *Device) listOpen() string {
 	return strings.Join(names, ", ")
 }
 
-// opening adds to what is open, unless the device is closed or failed.
-func (d *Device) opening(op string, o opened) error {
+// remember adds to what is open, unless the device is closed or failed.
+func (d *Device) remember(op string, o opened) error {
 	if err := d.Err(); err != nil {
 		return &Error{Op: op, Err: err}
 	}
@@ -155,7 +177,7 @@ func (d *Device) opening(op string, o opened) error {
 	return nil
 }
 
-func (d *Device) closing(o opened) {
+func (d *Device) forget(o opened) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.open, o)

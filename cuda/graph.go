@@ -89,7 +89,7 @@ func (s *Stream) EndCapture() (*Graph, error) {
 		return nil, err
 	}
 	g := &Graph{dev: s.dev, id: lastID.Add(1), raw: raw}
-	if err := s.dev.opening("end capture", g); err != nil {
+	if err := s.dev.remember("end capture", g); err != nil {
 		return nil, errors.Join(err, raw.destroy())
 	}
 	return g, nil
@@ -124,7 +124,7 @@ func (g *Graph) Instantiate() (*GraphExec, error) {
 		return nil, err
 	}
 	x := &GraphExec{dev: g.dev, id: lastID.Add(1), of: g.String(), raw: raw}
-	if err := g.dev.opening("instantiate", x); err != nil {
+	if err := g.dev.remember("instantiate", x); err != nil {
 		return nil, errors.Join(err, raw.destroy())
 	}
 	return x, nil
@@ -135,7 +135,7 @@ func (g *Graph) Destroy() error {
 	if err := g.raw.destroy(); err != nil {
 		return err
 	}
-	g.dev.closing(g)
+	g.dev.forget(g)
 	return nil
 }
 
@@ -164,6 +164,6 @@ func (x *GraphExec) Destroy() error {
 	if err := x.raw.destroy(); err != nil {
 		return err
 	}
-	x.dev.closing(x)
+	x.dev.forget(x)
 	return nil
 }

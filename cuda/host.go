@@ -78,11 +78,13 @@ func (d *hostDevice) String() string {
 	return fmt.Sprintf("host (%d cores)", d.cores)
 }
 
+func (d *hostDevice) quiesce() { d.helpers.Wait() }
+
 // close ends the device's goroutines and gives up its addresses. Streams are gone by now.
 func (d *hostDevice) close() error {
 	d.driver.stop()
 	d.pool.stop()
-	d.helpers.Wait()
+	d.quiesce()
 	parkers.Delete(&d.own)
 	parkers.CompareAndDelete(d.bell.Load(), d.parker)
 	hostDevices.Add(-1)

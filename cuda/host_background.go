@@ -18,7 +18,8 @@ type background struct {
 	driving atomic.Bool
 	quit    atomic.Bool
 	kick    chan struct{}
-	nap     Bell // nobody rings it
+	nap     Bell // between looks
+	parker  *parker
 
 	mu      sync.Mutex // guards started, and quit against a start
 	started bool
@@ -36,11 +37,14 @@ func (b *background) init(d *driver) {
 	b.kick = make(chan struct{}, 1)
 	b.ended = make(chan struct{})
 	b.parked.Store(true)
+	b.parker = newParker()
+	parkers.Store(&b.nap, b.parker)
 }
 
-// wake makes the goroutine look for work; where it is awake this costs one load.
+// wake makes the goroutine look for work at once, or after the first pause if it was parked.
 func (b *background) wake() {
 	if !b.parked.Load() || !b.parked.CompareAndSwap(true, false) {
+		b.nap.Ring()
 		return
 	}
 	b.mu.Lock()
@@ -63,9 +67,10 @@ func (b *background) stop() {
 	b.mu.Unlock()
 	if started {
 		close(b.kick)
-		b.d.h.ring()
+		b.nap.Ring()
 		<-b.ended
 	}
+	parkers.Delete(&b.nap)
 }
 
 func (b *background) run() {
@@ -81,7 +86,11 @@ func (b *background) look() bool {
 	d := b.d
 	pause, quiet, seen := firstPause, 0, uint64(0)
 	for quiet < quietLooks && !b.quit.Load() {
-		b.sleep(pause)
+		seq := b.nap.enter()
+		if !b.quit.Load() {
+			b.parker.sleep(&b.nap, seq, pause)
+		}
+		b.nap.leave()
 		if d.waiters.Load() == 0 && d.h.pending() && d.lock.TryLock() {
 			b.driving.Store(true)
 			d.drive(context.Background(), nil, 0)
@@ -100,13 +109,4 @@ func (b *background) look() bool {
 	b.parked.Store(true)
 	// What was enqueued before that has woken nobody.
 	return d.waiters.Load() == 0 && d.h.pending() && b.parked.CompareAndSwap(true, false)
-}
-
-func (b *background) sleep(pause time.Duration) {
-	if hostDevices.Load() > 1 {
-		time.Sleep(pause)
-		return
-	}
-	// Go's timers are as coarse as a millisecond in a process that has nothing else to do.
-	b.nap.sleep(0, pause)
 }

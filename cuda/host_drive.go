@@ -32,7 +32,6 @@ type driver struct {
 	nparked atomic.Int32
 
 	stepping *hostStream // the driver's: whose task is being run, for the account of a panic
-	timer    *time.Timer // the driver's: bounds a park
 
 	background background
 }
@@ -50,12 +49,7 @@ func (d *driver) init(h *hostDevice) {
 	d.background.init(d)
 }
 
-func (d *driver) stop() {
-	d.background.stop()
-	if d.timer != nil {
-		d.timer.Stop()
-	}
-}
+func (d *driver) stop() { d.background.stop() }
 
 // wait returns nil when the first target tasks of the stream have ended, or the cause of ctx. Whether they
 // ended well is the stream's business.
@@ -327,7 +321,7 @@ func (w *idler) wait(ctx context.Context) {
 			runtime.Gosched()
 			return
 		}
-		w.sleepOn(ctx, true)
+		w.sleepOn(ctx)
 		return
 	}
 	n := w.n - w.spin
@@ -337,7 +331,7 @@ func (w *idler) wait(ctx context.Context) {
 	case n == 1:
 		w.since = time.Now()
 	case n >= minYields && n%8 == 0 && time.Since(w.since) > yieldFor:
-		w.sleepOn(ctx, false)
+		w.sleepOn(ctx)
 		return
 	}
 	if n%16 == 0 {
@@ -358,7 +352,7 @@ func yield() {
 
 // sleepOn sleeps until the bell rings. The time is bounded, so that a ring that its sender never sent (it was killed in between)
 // cannot hang this rank.
-func (w *idler) sleepOn(ctx context.Context, park bool) {
+func (w *idler) sleepOn(ctx context.Context) {
 	d := w.d
 	if w.stop == nil && ctx.Done() != nil {
 		w.stop = context.AfterFunc(ctx, d.h.ring)
@@ -373,18 +367,5 @@ func (w *idler) sleepOn(ctx context.Context, park bool) {
 		w.n = 0
 		return
 	}
-	if !park {
-		bell.sleep(seq, w.sleep)
-		return
-	}
-	if d.timer == nil {
-		d.timer = time.NewTimer(w.sleep)
-	} else {
-		d.timer.Reset(w.sleep)
-	}
-	select {
-	case <-d.h.parker.ch:
-	case <-d.timer.C:
-	}
-	d.timer.Stop()
+	d.h.parker.sleep(bell, seq, w.sleep)
 }

@@ -251,7 +251,7 @@ func mapPeer(s SharedMemory) (*hostPeer, error) {
 	if err := unix.Fstat(s.FD, &st); err != nil {
 		return nil, fmt.Errorf("descriptor %d: %w", s.FD, err)
 	}
-	if uint64(st.Size) < n {
+	if uint64(st.Size) < s.Size { // its last page is there as a whole
 		return nil, fmt.Errorf("descriptor %d has %d bytes", s.FD, st.Size)
 	}
 	addr, err := unix.MmapPtr(s.FD, 0, nil, uintptr(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -340,6 +341,7 @@ func (s *hostStream) close() error {
 	d.acquire()
 	if s.failure.Load() != nil || s.h.dev.sticky.Load() != nil {
 		s.fail(s.h.dev.Err())
+		d.wakeDone()
 	}
 	d.release()
 	s.mu.Lock()
@@ -358,6 +360,9 @@ func (s *hostStream) close() error {
 }
 
 func (s *hostStream) submit(t Task) error {
+	if t == nil {
+		return &Error{Op: "submit", Detail: s.String(), Err: errors.New("nil")}
+	}
 	return s.enqueue("submit", entry{task: t}, nil)
 }
 

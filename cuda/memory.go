@@ -56,12 +56,12 @@ func (d *Device) Alloc(bytes uint64, kind AllocKind) (*Memory, error) {
 		return nil, err
 	}
 	m := &Memory{dev: d, id: lastID.Add(1), size: bytes, kind: kind}
-	if err := d.opening(op, m); err != nil {
+	if err := d.remember(op, m); err != nil {
 		return nil, err
 	}
 	raw, err := d.plat.alloc(bytes, kind, m.String())
 	if err != nil {
-		d.closing(m)
+		d.forget(m)
 		return nil, &Error{Op: op, Detail: fmt.Sprintf("%d bytes of %s memory", bytes, kind), Err: err}
 	}
 	m.raw, m.ptr = raw, raw.pointer()
@@ -133,7 +133,7 @@ func (m *Memory) giveBack() error {
 		fn()
 	}
 	err := m.raw.free()
-	m.dev.closing(m)
+	m.dev.forget(m)
 	if err != nil {
 		return &Error{Op: "free", Detail: m.String(), Err: err}
 	}
@@ -261,12 +261,12 @@ type PeerMemory struct {
 func (d *Device) MapShared(s SharedMemory) (*PeerMemory, error) {
 	const op = "map shared memory"
 	p := &PeerMemory{dev: d, id: lastID.Add(1), n: s.Size}
-	if err := d.opening(op, p); err != nil {
+	if err := d.remember(op, p); err != nil {
 		return nil, err
 	}
 	raw, err := d.plat.mapShared(s)
 	if err != nil {
-		d.closing(p)
+		d.forget(p)
 		return nil, &Error{Op: op, Detail: fmt.Sprintf("%d bytes", s.Size), Err: err}
 	}
 	p.raw = raw
@@ -296,7 +296,7 @@ func (p *PeerMemory) Close() error {
 		return nil
 	}
 	p.closed = true
-	p.dev.closing(p)
+	p.dev.forget(p)
 	if err := p.raw.close(); err != nil {
 		return &Error{Op: "unmap", Detail: p.String(), Err: err}
 	}

@@ -11,6 +11,8 @@ import (
 type platform interface {
 	kind() Platform
 	String() string
+	// quiesce waits for host functions and release callbacks under way; no stream is open.
+	quiesce()
 	close() error
 
 	setBell(b *Bell) error

@@ -20,12 +20,12 @@ type Stream struct {
 func (d *Device) NewStream() (*Stream, error) {
 	const op = "new stream"
 	s := &Stream{dev: d, id: lastID.Add(1)}
-	if err := d.opening(op, s); err != nil {
+	if err := d.remember(op, s); err != nil {
 		return nil, err
 	}
 	raw, err := d.plat.newStream(s.id)
 	if err != nil {
-		d.closing(s)
+		d.forget(s)
 		return nil, &Error{Op: op, Err: err}
 	}
 	s.raw = raw
@@ -54,7 +54,7 @@ func (s *Stream) Close() error {
 	if err := s.raw.close(); err != nil {
 		return err
 	}
-	s.dev.closing(s)
+	s.dev.forget(s)
 	return nil
 }
 
@@ -126,12 +126,12 @@ type Event struct {
 func (d *Device) NewEvent() (*Event, error) {
 	const op = "new event"
 	e := &Event{dev: d, id: lastID.Add(1)}
-	if err := d.opening(op, e); err != nil {
+	if err := d.remember(op, e); err != nil {
 		return nil, err
 	}
 	raw, err := d.plat.newEvent(e.id)
 	if err != nil {
-		d.closing(e)
+		d.forget(e)
 		return nil, &Error{Op: op, Err: err}
 	}
 	e.raw = raw
@@ -153,7 +153,7 @@ func (e *Event) Close() error {
 	if err := e.raw.close(); err != nil {
 		return err
 	}
-	e.dev.closing(e)
+	e.dev.forget(e)
 	return nil
 }
 
