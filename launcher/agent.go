@@ -69,9 +69,9 @@ type agent struct {
 	letDie   chan struct{} // closed: the forking thread may end
 
 	mu      sync.Mutex
-	pids    []int // by index in cfg.ranks; 0: not started
-	stopped bool  // no more forks
-	kill    bool  // a rank that comes up late is killed at once
+	pids    []int          // by index in cfg.ranks; 0: not started
+	stopped bool           // no more forks
+	sent    syscall.Signal // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
 	tails   []*stream
 }
 
@@ -186,10 +186,10 @@ func (a *agent) forkOne(i int) error {
 	now := time.Now()
 	a.mu.Lock()
 	a.pids[i] = pid
-	kill := a.kill
+	sent := a.sent
 	a.mu.Unlock()
-	if kill {
-		syscall.Kill(-pid, syscall.SIGKILL)
+	if sent != 0 {
+		syscall.Kill(-pid, sent)
 	}
 	a.events <- agentEvent{kind: rankStarted, rank: r.rank, pid: pid, at: now}
 	tag := ""
@@ -291,15 +291,16 @@ func (a *agent) stopForks() {
 func (a *agent) signal(sig syscall.Signal) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if sig == syscall.SIGKILL {
-		a.kill = true
+	toEnd := sig == syscall.SIGTERM || sig == syscall.SIGINT || sig == syscall.SIGKILL
+	if toEnd {
+		a.sent = sig
 	}
 	for _, pid := range a.pids {
 		if pid == 0 {
 			continue
 		}
 		syscall.Kill(-pid, sig)
-		if sig == syscall.SIGTERM || sig == syscall.SIGINT || sig == syscall.SIGHUP {
+		if toEnd {
 			syscall.Kill(-pid, syscall.SIGCONT)
 		}
 	}

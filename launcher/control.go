@@ -16,21 +16,7 @@ type control interface {
 	Close() error
 }
 
-func startNode(ctx context.Context, c node.Config) (n control, err error) {
-	defer func() {
-		if recover() != nil {
-			n, err = nullNode{}, nil
-		}
-	}()
-	return node.Start(ctx, c)
-}
-
-type nullNode struct{}
-
-func (nullNode) Control() string                         { return "" }
-func (nullNode) RankExited(rank, code int, cause string) {}
-func (nullNode) Joined(rank int) (joined, left bool)     { return false, false }
-func (nullNode) Close() error                            { return nil }
+func startNode(ctx context.Context, c node.Config) (control, error) { return node.Start(ctx, c) }
 
 // reservePort takes a port on the loopback address for the job's meeting point (MASTER_PORT) and keeps it from
 // everybody but a rank: the socket is bound with SO_REUSEADDR and never listens, so the kernel gives the port to no

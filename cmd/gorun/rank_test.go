@@ -101,15 +101,16 @@ func rankMain() {
 		}
 	case "family":
 		// A child in the group, and a grandchild in a session of its own whose parent has ended; then args[1:].
-		start := func(sys *syscall.SysProcAttr, verb string) {
-			_, err := syscall.ForkExec("/proc/self/exe", []string{"rank", verb}, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: sys})
+		start := func(sys *syscall.SysProcAttr, verb string) int {
+			pid, err := syscall.ForkExec("/proc/self/exe", []string{"rank", verb}, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: sys})
 			if err != nil {
 				fmt.Println(err)
 				os.Exit(1)
 			}
+			return pid
 		}
 		start(&syscall.SysProcAttr{}, "child")
-		start(&syscall.SysProcAttr{Setsid: true}, "between")
+		syscall.Wait4(start(&syscall.SysProcAttr{Setsid: true}, "between"), nil, 0, nil)
 		for !exists(filepath.Join(dir, "child"+me)) || !exists(filepath.Join(dir, "grandchild"+me)) {
 			time.Sleep(time.Millisecond)
 		}

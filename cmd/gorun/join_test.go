@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestRanksJoin(t *testing.T) {
+	j := newJob(t, "-np", "4", "rank", "join", "well")
+	if got := j.run(); got != 0 || j.err.Len() > 0 {
+		t.Fatalf("exit code %d, stderr %s", got, j.err.String())
+	}
+	got := strings.Split(strings.TrimSpace(j.out.String()), "\n")
+	slices.Sort(got)
+	var want []string
+	for i := range 4 {
+		want = append(want, fmt.Sprintf("rank %d of 4 joined", i))
+	}
+	if d := cmp.Diff(got, want); d != "" {
+		t.Errorf("-got +want:\n%s", d)
+	}
+}
+
+// A rank that exits with code 0 without goodbye is a death to the others, and the account says so.
+func TestRankEndsSilently(t *testing.T) {
+	j := newJob(t, "-np", "3", "rank", "join", "silently")
+	if got := j.run(); got != 1 {
+		t.Errorf("exit code %d, want 1, that of the first rank that failed", got)
+	}
+	j.gone()
+	for _, want := range []string{
+		"barrier #2 of group world: rank 2",
+		"gorun: rank 2 (host ",
+		"exited with code 0",
+		"without leaving the job (Job.Close), which is a death to the other ranks\n",
+	} {
+		if !strings.Contains(j.err.String(), want) {
+			t.Errorf("stderr %q, want %q in it", j.err.String(), want)
+		}
+	}
+}
