@@ -46,6 +46,10 @@ const (
 
 const numBuffers = 4
 
+func randomProgramOf(seed uint64, ranks int) program {
+	return randomProgram(rand.New(rand.NewPCG(seed, uint64(ranks))), ranks)
+}
+
 func randomProgram(rng *rand.Rand, ranks int) program {
 	p := program{n: ranks * (1 + rng.IntN(40))}
 	if rng.IntN(8) == 0 {
@@ -163,7 +167,7 @@ func TestRandomPrograms(t *testing.T) {
 	for _, ranks := range []int{2, 3, 4} {
 		for seed := range uint64(seeds) {
 			t.Run(fmt.Sprintf("%d ranks, seed %d", ranks, seed), func(t *testing.T) {
-				p := randomProgram(rand.New(rand.NewPCG(seed, uint64(ranks))), ranks)
+				p := randomProgramOf(seed, ranks)
 				onRanks(t, ranks, func(ctx context.Context, r *rank) error { return runBoth(ctx, r, p, seed) })
 			})
 		}
