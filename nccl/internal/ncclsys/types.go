@@ -1,6 +1,7 @@
 package ncclsys
 
 import (
+	"runtime"
 	"structs"
 	"sync/atomic"
 )
@@ -114,11 +115,16 @@ type Properties struct {
 type Pending[T ~uintptr] struct {
 	cell uintptr
 	lib  *Library
-	keep any
+	pin  runtime.Pinner
 }
 
 // Handle is the handle, 0 as long as there is none.
 func (p *Pending[T]) Handle() T { return T(atomic.LoadUintptr(&p.cell)) }
 
 // Done lets go of what the library read. Call it when the handle is ready or the call has failed.
-func (p *Pending[T]) Done() { p.lib.settle(p) }
+func (p *Pending[T]) Done() {
+	p.lib.mu.Lock()
+	defer p.lib.mu.Unlock()
+	delete(p.lib.pending, p)
+	p.pin.Unpin()
+}

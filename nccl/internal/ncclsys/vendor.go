@@ -19,8 +19,6 @@ type Vendor struct {
 	env      string           // of its settings: "NCCL_"
 	cudaName string           // its name for CUDA in result names
 	lacks    map[Feature]bool // what its hardware or library has in no version
-	// oldFloat8 is the version from which on the 8-bit float types are NVIDIA's (OCP) ones.
-	oldFloat8 Version
 }
 
 type vendorID uint8
@@ -70,8 +68,8 @@ var RCCL = &Vendor{
 		Last:   []string{"librccl.so"},
 		Symbol: "ncclCommInitRank", Sole: "librccl.so",
 	},
-	lacks:     map[Feature]bool{Sharp: true, NVLSMode: true},
-	oldFloat8: 22700,
+	// Its 8-bit floats count from NCCL's version on, too: those that it had before are in AMD's own encoding.
+	lacks: map[Feature]bool{Sharp: true, NVLSMode: true},
 }
 
 // Vendors are all of them.

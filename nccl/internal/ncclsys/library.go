@@ -1,0 +1,122 @@
+package ncclsys
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/gorun-dev/gorun/cuda/dl"
+)
+
+// Library is an open collective library.
+type Library struct {
+	vendor  *Vendor
+	lib     *dl.Library
+	f       functions
+	version Version
+
+	// The calls with structs by value, through reflection.
+	initRank       func(out *uintptr, size int32, id idByValue, rank int32) int32
+	initRankConfig func(out *uintptr, size int32, id idByValue, rank int32, config unsafe.Pointer) int32
+	team           [3]func(Comm) Team
+	teamRank       [2]func(Comm, Team, int32) int32
+
+	mu      sync.Mutex       // guards pending
+	pending map[any]struct{} // the handles that the library may still write
+}
+
+type idByValue struct{ B [128]byte }
+
+// Open opens the maker's library. It calls nothing but the version.
+func Open(v *Vendor) (*Library, error) {
+	lib, err := dl.Open(v.Spec)
+	if err != nil {
+		return nil, err
+	}
+	l := &Library{vendor: v, lib: lib, pending: map[any]struct{}{}}
+	if err := l.bind(); err != nil {
+		lib.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *Library) bind() error {
+	f := &l.f
+	if err := l.lib.Bind(f.symbols(l.vendor)); err != nil {
+		return err
+	}
+	var code int32
+	if err := l.check(&f.GetVersion, f.GetVersion.Result3(uintptr(unsafe.Pointer(&code)), 0, 0)); err != nil {
+		return err
+	}
+	if code <= 0 {
+		return fmt.Errorf("load %s: %s tells version %d", l.vendor.Name, l.lib.Path(), code)
+	}
+	l.version = DecodeVersion(code)
+	if l.version < paramsSince {
+		for _, r := range f.rows() {
+			if r.since == paramsSince {
+				r.entry.Func = 0
+			}
+		}
+	}
+	f.CommInitRank.Bind(&l.initRank)
+	if f.CommInitRankConfig.Func != 0 {
+		f.CommInitRankConfig.Bind(&l.initRankConfig)
+	}
+	for i, e := range []*dl.Entry{&f.TeamWorld, &f.TeamLsa, &f.TeamRail} {
+		if e.Func != 0 {
+			e.Bind(&l.team[i])
+		}
+	}
+	for i, e := range []*dl.Entry{&f.TeamRankToWorld, &f.TeamRankToLsa} {
+		if e.Func != 0 {
+			e.Bind(&l.teamRank[i])
+		}
+	}
+	return nil
+}
+
+func (l *Library) Vendor() *Vendor      { return l.vendor }
+func (l *Library) Library() *dl.Library { return l.lib }
+func (l *Library) Version() Version     { return l.version }
+func (l *Library) String() string       { return fmt.Sprintf("%s (%s)", l.found(), l.lib.Path()) }
+
+// Close unloads the library; for tests.
+func (l *Library) Close() { l.lib.Close() }
+
+// newPending makes a handle's place, and keeps it and what the library reads until Done.
+func newPending[T ~uintptr](l *Library, c *configLayout, more ...any) *Pending[T] {
+	p := &Pending[T]{lib: l}
+	p.pin.Pin(p)
+	if c != nil {
+		p.pin.Pin(c)
+		for _, name := range []unsafe.Pointer{c.netName, c.commName} {
+			if name != nil {
+				p.pin.Pin(name)
+			}
+		}
+	}
+	for _, m := range more {
+		p.pin.Pin(m)
+	}
+	l.mu.Lock()
+	l.pending[p] = struct{}{}
+	l.mu.Unlock()
+	return p
+}
+
+// pendingResult settles what is complete: without a group, success is the end of it.
+func pendingResult[T ~uintptr](p *Pending[T], err error) (*Pending[T], error) {
+	if err != nil && err != ErrInProgress {
+		p.Done()
+		return nil, err
+	}
+	return p, err
+}
+
+// cells are out arguments of hot calls.
+var cells = sync.Pool{New: func() any { return new([2]uint64) }}
+
+func u32[T ~int32](v T) uintptr { return uintptr(uint32(v)) }

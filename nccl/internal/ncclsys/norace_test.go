@@ -1,0 +1,5 @@
+//go:build !race
+
+package ncclsys
+
+const raceEnabled = false
