@@ -1,0 +1,210 @@
+package launcher
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+)
+
+// planOf is the plan of a job that runs a shell script.
+func planOf(t *testing.T, job Job, script string) *Plan {
+	t.Helper()
+	prog, err := FindProgram("sh", os.Getenv("PATH"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	job.Args = []string{"-c", script}
+	p, err := job.Plan(Facts{Program: prog, Host: "here", Dir: t.TempDir(), Environ: os.Environ()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func openFDs(t *testing.T) int {
+	t.Helper()
+	d, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(d)
+}
+
+// nothingLeft fails the test when a process carries the job's id, or is a child of this one.
+func nothingLeft(t *testing.T, job string) {
+	t.Helper()
+	for _, p := range keeper.Processes() {
+		if p.Parent == os.Getpid() {
+			t.Errorf("pid %d (state %c) is still a child", p.PID, p.State)
+		}
+		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
+		if job != "" && bytes.Contains(env, []byte("GORUN_JOB_ID="+job+"\x00")) && p.State != 'Z' {
+			t.Errorf("pid %d still carries the job's id", p.PID)
+		}
+	}
+}
+
+// Run in a program that has other things to do: no descriptor, goroutine (TestMain) or process is left.
+func TestRunLeavesNothing(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		job    Job
+		script string
+		code   int
+		out    []string
+	}{
+		{"well", Job{NP: 3}, "echo $GORUN_RANK", 0, []string{"0", "1", "2"}},
+		{"failure", Job{NP: 2}, "[ $GORUN_RANK = 1 ] && exit 9; sleep 1000", 9, nil},
+		{"left over", Job{NP: 2}, "setsid sleep 1000 & sleep 1000 & exit 0", 0, nil},
+		{"timeout", Job{NP: 2, Timeout: 50 * time.Millisecond}, "sleep 1000", ExitTimeout, nil},
+		{"grace", Job{NP: 2, Timeout: 50 * time.Millisecond, KillGrace: 50 * time.Millisecond}, "trap '' TERM; sleep 1000; sleep 1000", ExitTimeout, nil},
+		{"no directory", Job{NP: 2, Dir: "/nonexistent"}, "true", ExitCannotRun, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := openFDs(t)
+			for range 3 {
+				s := &sink{}
+				acct := Run(t.Context(), planOf(t, c.job, c.script), Options{Stdout: s})
+				if acct.Code != c.code {
+					t.Errorf("code %d, want %d: %s", acct.Code, c.code, acct.Summary())
+				}
+				got := strings.Fields(s.text())
+				slices.Sort(got)
+				if !slices.Equal(got, c.out) {
+					t.Errorf("output %q, want %q", got, c.out)
+				}
+				nothingLeft(t, acct.Job)
+			}
+			// The runtime may open its poller and the like, once.
+			if after := openFDs(t); after > before+2 {
+				t.Errorf("%d descriptors, %d before", after, before)
+			}
+		})
+	}
+}
+
+func TestRunIsCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &sink{wrote: make(chan struct{}, 1)}
+	go func() {
+		<-s.wrote
+		cancel()
+	}()
+	acct := Run(ctx, planOf(t, Job{NP: 2}, "echo up; sleep 1000"), Options{Stdout: s})
+	if acct.Code != 143 || acct.Reason != ReasonSignal {
+		t.Errorf("code %d, reason %s, want 143, %s", acct.Code, acct.Reason, ReasonSignal)
+	}
+	nothingLeft(t, acct.Job)
+}
+
+// A machine that is out of processes or descriptors is not the program's fault.
+func TestStartFails(t *testing.T) {
+	p := planOf(t, Job{NP: 3}, "sleep 1000")
+	p.Program.Path = filepath.Join(t.TempDir(), "gone")
+	acct := Run(t.Context(), p, Options{})
+	if acct.Code != ExitNotFound || !strings.HasPrefix(acct.Error, "run sh: ") {
+		t.Errorf("code %d, %q, want %d", acct.Code, acct.Error, ExitNotFound)
+	}
+	nothingLeft(t, acct.Job)
+	if err := execError(p.Program, 2, syscall.EAGAIN); err == nil || !strings.HasPrefix(err.Error(), "start rank 2: resource temporarily unavailable") {
+		t.Errorf("got %v", err)
+	} else if _, ok := errors.AsType[*StartError](err); ok {
+		t.Errorf("%v is a StartError, want none", err)
+	}
+}
+
+// fakeNode counts what the launcher tells it.
+type fakeNode struct {
+	exits  []string
+	joined map[int][2]bool
+	closed bool
+}
+
+func (n *fakeNode) Control() string { return "socket" }
+func (n *fakeNode) RankExited(rank, code int, cause string) {
+	n.exits = append(n.exits, fmt.Sprintf("%d: %d %s", rank, code, cause))
+}
+func (n *fakeNode) Joined(rank int) (bool, bool) { j := n.joined[rank]; return j[0], j[1] }
+func (n *fakeNode) Close() error                 { n.closed = true; return nil }
+
+func TestNodeHearsOfExits(t *testing.T) {
+	n := &fakeNode{joined: map[int][2]bool{0: {true, false}}}
+	var cfg node.Config
+	p := planOf(t, Job{NP: 3}, `case $GORUN_RANK in 0) echo $GORUN_CONTROL; exit 0;; 1) sleep 0.3; exit 4;; 2) sleep 1000;; esac`)
+	s := &sink{}
+	acct := Run(t.Context(), p, Options{Stdout: s, start: func(_ context.Context, c node.Config) (control, error) { cfg = c; return n, nil }})
+	want := []string{"0: 0 exited with code 0", "1: 4 exited with code 4", "2: 143 killed by SIGTERM"}
+	if !slices.Equal(n.exits, want) {
+		t.Errorf("told %q, want %q", n.exits, want)
+	}
+	if !n.closed {
+		t.Error("the node was not closed")
+	}
+	if cfg.Job != acct.Job || !slices.Equal(cfg.NodeOf, []int{0, 0, 0}) || cfg.Host != "here" {
+		t.Errorf("node started with %+v", cfg)
+	}
+	if got := s.text(); got != "socket\n" {
+		t.Errorf("GORUN_CONTROL %q", got)
+	}
+	// Rank 0 had joined and did not say goodbye: it is the cause, the code is that of the rank that failed.
+	if acct.Code != 4 || acct.Cause != 0 {
+		t.Errorf("code %d, cause %d, want 4, 0", acct.Code, acct.Cause)
+	}
+}
+
+func TestNodeDoesNotStart(t *testing.T) {
+	before := openFDs(t)
+	acct := Run(t.Context(), planOf(t, Job{}, "true"), Options{start: func(context.Context, node.Config) (control, error) { return nil, errors.New("no socket") }})
+	if want := "gorun: start the bootstrap node: no socket\n"; acct.Code != ExitInternal || !strings.HasPrefix(acct.Summary(), want) {
+		t.Errorf("code %d, %q, want %d, %q", acct.Code, acct.Summary(), ExitInternal, want)
+	}
+	nothingLeft(t, "")
+	if after := openFDs(t); after > before {
+		t.Errorf("%d descriptors, %d before", after, before)
+	}
+}
+
+func TestReservedPort(t *testing.T) {
+	seen := map[int]bool{}
+	for range 200 {
+		fd, port, err := reservePort()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Close(fd)
+		if seen[port] {
+			t.Fatalf("port %d was given twice", port)
+		}
+		seen[port] = true
+	}
+}
+
+func TestReportIsWhole(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "r.json")
+	a := &Account{Job: "x", Ranks: []RankAccount{{Rank: 0, Host: "a"}}}
+	if err := a.WriteReport(file); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || !bytes.HasPrefix(text, []byte("{\n  \"job\": \"x\"")) {
+		t.Errorf("report %q, %v", text, err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("files left: %v", left)
+	}
+	if err := a.WriteReport("/nonexistent/r.json"); err == nil {
+		t.Error("no error for a directory that is not there")
+	}
+}
