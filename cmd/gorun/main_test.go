@@ -12,6 +12,7 @@ var update = flag.Bool("update", false, "write golden files in the scripts")
 
 // The test binary is gorun, and the rank program (rank_test.go), by the name it is called.
 func TestMain(m *testing.M) {
+	os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE")) // else each process of a -race run ends a second late
 	testscript.Main(m, map[string]func(){
 		"gorun": func() { os.Exit(realMain(os.Args[1:])) },
 		"rank":  rankMain,

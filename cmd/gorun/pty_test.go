@@ -1,0 +1,139 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// terminal is a pseudo-terminal; gorun under test is in its foreground.
+type terminal struct {
+	master *os.File
+	mu     sync.Mutex
+	text   bytes.Buffer // what it shows
+}
+
+func onTerminal(t *testing.T, j *job) *terminal {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.cmd.Stdin, j.cmd.Stdout, j.cmd.Stderr = slave, slave, slave
+	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	j.start()
+	slave.Close()
+	term := &terminal{master: master}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 4096)
+		for {
+			n, err := master.Read(buf)
+			if err != nil {
+				return // the last process has closed it
+			}
+			term.mu.Lock()
+			term.text.Write(buf[:n])
+			term.mu.Unlock()
+		}
+	}()
+	t.Cleanup(func() {
+		if !j.waited {
+			j.cmd.Process.Kill()
+			j.cmd.Wait()
+			j.waited = true
+		}
+		<-done
+		master.Close()
+	})
+	return term
+}
+
+func (term *terminal) shows() string {
+	term.mu.Lock()
+	defer term.mu.Unlock()
+	return term.text.String()
+}
+
+func TestTerminal(t *testing.T) {
+	t.Run("ctrl-c", func(t *testing.T) {
+		j := newJob(t, "-np", "2", "rank", "signals", "2")
+		term := onTerminal(t, j)
+		j.until(marks("up", 2)...)
+		term.master.WriteString("\x03")
+		if got := j.wait(); got != 130 {
+			t.Errorf("exit code %d, want 130", got)
+		}
+		j.gone()
+		// Once each: the ranks are in sessions of their own, the terminal does not signal them, too.
+		for _, rank := range []string{"0", "1"} {
+			if got := j.signals(rank); len(got) != 1 || got[0] != syscall.SIGINT {
+				t.Errorf("rank %s saw %v, want SIGINT", rank, got)
+			}
+		}
+	})
+	t.Run("prompt and answer", func(t *testing.T) {
+		j := newJob(t, "-np", "2", "sh", "-c", `[ $RANK = 0 ] || exit 0; printf 'N = '; read n; echo "got <$n>"; read n || echo end`)
+		term := onTerminal(t, j)
+		j.eventually("prompt", 20*time.Second, func() bool { return strings.Contains(term.shows(), "N = ") })
+		term.master.WriteString("4 5\n")
+		j.eventually("answer", 20*time.Second, func() bool { return strings.Contains(term.shows(), "got <4 5>") })
+		term.master.WriteString("\x04") // end of file
+		if got := j.wait(); got != 0 {
+			t.Errorf("exit code %d", got)
+		}
+		j.eventually("end", 20*time.Second, func() bool { return strings.Contains(term.shows(), "end\r\n") })
+	})
+	t.Run("a rank that does not read takes one line at most", func(t *testing.T) {
+		j := newJob(t, "sh", "-c", `printf go; exec rank sleep`)
+		term := onTerminal(t, j)
+		j.until("up0")
+		term.master.WriteString("one\ntwo\nthree\n")
+		j.eventually("echo", 20*time.Second, func() bool { return strings.Contains(term.shows(), "three") })
+		// Bytes that wait in the terminal are those of a shell that comes after gorun.
+		j.eventually("first line", 20*time.Second, func() bool { return j.unread(t, term) <= len("two\nthree\n") })
+		if got, want := j.unread(t, term), len("two\nthree\n"); got != want {
+			t.Errorf("%d bytes wait in the terminal, want %d", got, want)
+		}
+		term.master.WriteString("\x03")
+		j.wait()
+	})
+}
+
+// unread is the number of bytes that wait to be read from the terminal.
+func (j *job) unread(t *testing.T, term *terminal) int {
+	t.Helper()
+	n, err := unix.IoctlGetInt(int(term.master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDONLY|syscall.O_NOCTTY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	n, err = unix.IoctlGetInt(int(f.Fd()), unix.TIOCINQ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
