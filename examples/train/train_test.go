@@ -19,6 +19,7 @@ import (
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
+	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/examples/internal/exampletest"
 	"github.com/gorun-dev/gorun/examples/internal/program"
 	"github.com/gorun-dev/gorun/examples/train/internal/dataset"
@@ -161,6 +162,41 @@ func TestDisagreement(t *testing.T) {
 				}
 				return nil
 			})
+		})
+	}
+}
+
+// TestSameWeights has one rank start from other weights.
+func TestSameWeights(t *testing.T) {
+	for _, odd := range []int{-1, 2} {
+		ranktest.Run(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+			dev, err := cuda.Open(job.Device())
+			if err != nil {
+				return err
+			}
+			defer dev.Close()
+			seed := uint64(1)
+			if job.Rank() == odd {
+				seed = 2
+			}
+			n, err := newNetwork(ctx, dev, 3, 4, 2, 1, 0.1, 0, seed)
+			if err != nil {
+				return err
+			}
+			defer n.close()
+			s, err := dev.NewStream()
+			if err != nil {
+				return err
+			}
+			defer s.Close()
+			want := ""
+			if odd >= 0 {
+				want = fmt.Sprintf("ranks 0 and %d have different weights after training", odd)
+			}
+			if err := sameWeights(ctx, job, n, s); fmt.Sprint(err) != want && !(err == nil && want == "") {
+				return fmt.Errorf("got error %v, want %q", err, want)
+			}
+			return nil
 		})
 	}
 }

@@ -51,6 +51,9 @@ func Parse(fs *flag.FlagSet, about string, args []string, stdout io.Writer) erro
 	fs.Usage = func() {}
 	switch err := fs.Parse(args); {
 	case errors.Is(err, flag.ErrHelp):
+		if env, e := rankenv.Current(); e == nil && env.Rank != 0 {
+			return err // one rank tells
+		}
 		fmt.Fprintf(stdout, "%s\n\nFlags:\n", about)
 		fs.SetOutput(stdout)
 		fs.PrintDefaults()
