@@ -300,20 +300,26 @@ func TestOutPointersOnFreshStacks(t *testing.T) {
 	put := open(t).Lookup("put64")
 	// Each form has its own variable: one marked call would put a shared one on the heap for all.
 	e := &dl.Entry{Func: put}
-	forms := map[string]func(n uintptr) uint64{
-		"Result3": func(n uintptr) (v uint64) { e.Result3(uintptr(unsafe.Pointer(&v)), n, 0); return v },
-		"Result6": func(n uintptr) (v uint64) { e.Result6(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0); return v },
-		"Result9": func(n uintptr) (v uint64) { e.Result9(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0, 0, 0, 0); return v },
-		"Result12": func(n uintptr) (v uint64) {
-			e.Result12(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	forms := map[string]func(n uint64) uint64{
+		"Result3": func(n uint64) (v uint64) { e.Result3(uintptr(unsafe.Pointer(&v)), uintptr(n), 0); return v },
+		"Result6": func(n uint64) (v uint64) { e.Result6(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0); return v },
+		"Result9": func(n uint64) (v uint64) {
+			e.Result9(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0, 0, 0, 0)
 			return v
 		},
-		"Call":  func(n uintptr) (v uint64) { put.Call(uintptr(unsafe.Pointer(&v)), n); return v },
-		"Call3": func(n uintptr) (v uint64) { put.Call3(uintptr(unsafe.Pointer(&v)), n, 0); return v },
-		"Call6": func(n uintptr) (v uint64) { put.Call6(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0); return v },
-		"Call9": func(n uintptr) (v uint64) { put.Call9(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0, 0, 0, 0); return v },
-		"Call12": func(n uintptr) (v uint64) {
-			put.Call12(uintptr(unsafe.Pointer(&v)), n, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+		"Result12": func(n uint64) (v uint64) {
+			e.Result12(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+			return v
+		},
+		"Call":  func(n uint64) (v uint64) { put.Call(uintptr(unsafe.Pointer(&v)), uintptr(n)); return v },
+		"Call3": func(n uint64) (v uint64) { put.Call3(uintptr(unsafe.Pointer(&v)), uintptr(n), 0); return v },
+		"Call6": func(n uint64) (v uint64) { put.Call6(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0); return v },
+		"Call9": func(n uint64) (v uint64) {
+			put.Call9(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0, 0, 0, 0)
+			return v
+		},
+		"Call12": func(n uint64) (v uint64) {
+			put.Call12(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 			return v
 		},
 	}
@@ -323,7 +329,7 @@ func TestOutPointersOnFreshStacks(t *testing.T) {
 		const n = 500
 		for i := range n {
 			wg.Go(func() {
-				if get(uintptr(i)+1) != uint64(i)+1 {
+				if get(uint64(i)+1) != uint64(i)+1 {
 					lost.Add(1)
 				}
 			})

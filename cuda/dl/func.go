@@ -116,6 +116,8 @@ func (e *Entry) Result12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12 uintp
 }
 
 // GoString copies the NUL-terminated C string at addr; "" at 0.
+//
+//go:uintptrescapes
 func GoString(addr uintptr) string {
 	if addr == 0 {
 		return ""

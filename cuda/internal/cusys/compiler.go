@@ -15,6 +15,9 @@ type Compiler struct {
 	}
 }
 
+// program is the compiler's handle of a source.
+type program uintptr
+
 // CompileError is source that does not compile, with the compiler's messages.
 type CompileError struct {
 	Name string // of the source
@@ -69,7 +72,7 @@ type Code struct {
 // image are wanted; extern "C" functions need none.
 func (c *Compiler) Compile(source, name string, names []string, options ...string) (*Code, error) {
 	src, file := dl.CString(source), dl.CString(name)
-	var prog uintptr
+	var prog program
 	rc := c.f.Create.Result6(uintptr(unsafe.Pointer(&prog)), uintptr(unsafe.Pointer(&src[0])), uintptr(unsafe.Pointer(&file[0])), 0, 0, 0)
 	if err := c.check(&c.f.Create, rc); err != nil {
 		return nil, err
@@ -77,7 +80,7 @@ func (c *Compiler) Compile(source, name string, names []string, options ...strin
 	defer c.f.Destroy.Result3(uintptr(unsafe.Pointer(&prog)), 0, 0)
 	for _, n := range names {
 		b := dl.CString(n)
-		rc := c.f.AddName.Result3(prog, uintptr(unsafe.Pointer(&b[0])), 0)
+		rc := c.f.AddName.Result3(uintptr(prog), uintptr(unsafe.Pointer(&b[0])), 0)
 		if err := c.check(&c.f.AddName, rc); err != nil {
 			return nil, fmt.Errorf("%s: %w", n, err)
 		}
@@ -86,7 +89,7 @@ func (c *Compiler) Compile(source, name string, names []string, options ...strin
 	for i, o := range options {
 		opts[i] = unsafe.Pointer(&dl.CString(o)[0])
 	}
-	rc = c.f.Compile.Result3(prog, uintptr(len(opts)), uintptr(unsafe.Pointer(unsafe.SliceData(opts))))
+	rc = c.f.Compile.Result3(uintptr(prog), uintptr(len(opts)), uintptr(unsafe.Pointer(unsafe.SliceData(opts))))
 	log, err := c.text(&c.f.LogSize, &c.f.Log, prog)
 	if err != nil {
 		return nil, err
@@ -106,7 +109,7 @@ func (c *Compiler) Compile(source, name string, names []string, options ...strin
 	for _, n := range names {
 		b := dl.CString(n)
 		var p uintptr
-		rc := c.f.LoweredName.Result3(prog, uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&p)))
+		rc := c.f.LoweredName.Result3(uintptr(prog), uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&p)))
 		if err := c.check(&c.f.LoweredName, rc); err != nil {
 			return nil, fmt.Errorf("%s: %w", n, err)
 		}
@@ -116,14 +119,14 @@ func (c *Compiler) Compile(source, name string, names []string, options ...strin
 }
 
 // text reads a result of the compiler by its two calls.
-func (c *Compiler) text(size, get *dl.Entry, prog uintptr) ([]byte, error) {
+func (c *Compiler) text(size, get *dl.Entry, prog program) ([]byte, error) {
 	var n uintptr
-	rc := size.Result3(prog, uintptr(unsafe.Pointer(&n)), 0)
+	rc := size.Result3(uintptr(prog), uintptr(unsafe.Pointer(&n)), 0)
 	if err := c.check(size, rc); err != nil || n == 0 {
 		return nil, err
 	}
 	b := make([]byte, n)
-	rc = get.Result3(prog, uintptr(unsafe.Pointer(&b[0])), 0)
+	rc = get.Result3(uintptr(prog), uintptr(unsafe.Pointer(&b[0])), 0)
 	return b, c.check(get, rc)
 }
 

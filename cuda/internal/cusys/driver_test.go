@@ -54,8 +54,8 @@ type call struct {
 	want  any
 }
 
-var callbackArg uintptr
-var callback = Callback(func(arg uintptr) { callbackArg = arg })
+var callbackArg uint64
+var callback = Callback(func(arg uint64) { callbackArg = arg })
 
 const (
 	handle = 0x5555666677778888
@@ -160,7 +160,7 @@ func calls() []call {
 			callbackArg = 0
 			err := d.LaunchHostFunc(handle, callback, 42)
 			return callbackArg, err
-		}, uintptr(42)},
+		}, uint64(42)},
 
 		{"cuStreamBeginCapture_v2 muStreamBeginCapture_v2 hipStreamBeginCapture", "s=0x5555666677778888 mode=1", func(d *Driver) (any, error) { return none(d.StreamBeginCapture(handle, CaptureThreadLocal)) }, nil},
 		{"cuStreamEndCapture muStreamEndCapture hipStreamEndCapture", "s=0x7", func(d *Driver) (any, error) { return one(d.StreamEndCapture(7)) }, Graph(handle)},
@@ -187,7 +187,7 @@ func calls() []call {
 			callbackArg = 0
 			o, err := d.UserObjectCreate(callback, 43)
 			return []any{o, callbackArg}, err
-		}, []any{UserObject(handle), uintptr(43)}},
+		}, []any{UserObject(handle), uint64(43)}},
 		{"cuUserObjectRetain muUserObjectRetain hipUserObjectRetain", "o=0x7 n=2", func(d *Driver) (any, error) { return none(d.UserObjectRetain(7, 2)) }, nil},
 		{"cuUserObjectRelease muUserObjectRelease hipUserObjectRelease", "o=0x7 n=2", func(d *Driver) (any, error) { return none(d.UserObjectRelease(7, 2)) }, nil},
 		{"cuGraphRetainUserObject muGraphRetainUserObject hipGraphRetainUserObject", "g=0x7 o=0x5555666677778888 n=1 flags=1", func(d *Driver) (any, error) { return none(d.GraphGiveUserObject(7, handle)) }, nil},

@@ -72,13 +72,13 @@ func (d *Driver) StreamAddCaptureDependencies(s Stream, nodes []GraphNode) error
 	return d.dependencies(s, nodes, 0)
 }
 
-func (d *Driver) dependencies(s Stream, nodes []GraphNode, flags uintptr) error {
+func (d *Driver) dependencies(s Stream, nodes []GraphNode, flags uint32) error {
 	e := &d.f.StreamUpdateCaptureDependencies
 	if d.vendor.id == cudaID && e.Shape == 1 { // with edge data, which may be nil
-		rc := e.Result6(uintptr(s), uintptr(unsafe.Pointer(unsafe.SliceData(nodes))), 0, uintptr(len(nodes)), flags, 0)
+		rc := e.Result6(uintptr(s), uintptr(unsafe.Pointer(unsafe.SliceData(nodes))), 0, uintptr(len(nodes)), uintptr(flags), 0)
 		return d.check(e, rc)
 	}
-	rc := e.Result6(uintptr(s), uintptr(unsafe.Pointer(unsafe.SliceData(nodes))), uintptr(len(nodes)), flags, 0, 0)
+	rc := e.Result6(uintptr(s), uintptr(unsafe.Pointer(unsafe.SliceData(nodes))), uintptr(len(nodes)), uintptr(flags), 0, 0)
 	return d.check(e, rc)
 }
 
@@ -169,10 +169,10 @@ func (d *Driver) GraphDot(g Graph, path string) error {
 
 // UserObjectCreate makes an object with one reference whose end calls destroy(arg): on a thread of the driver, or
 // inside the call that drops the last reference.
-func (d *Driver) UserObjectCreate(destroy HostFn, arg uintptr) (UserObject, error) {
+func (d *Driver) UserObjectCreate(destroy HostFn, arg uint64) (UserObject, error) {
 	const noDestructorSync = 1 // the only legal flag: no call waits for the destructor
 	var o UserObject
-	rc := d.f.UserObjectCreate.Result6(uintptr(unsafe.Pointer(&o)), arg, uintptr(destroy), 1, noDestructorSync, 0)
+	rc := d.f.UserObjectCreate.Result6(uintptr(unsafe.Pointer(&o)), uintptr(arg), uintptr(destroy), 1, noDestructorSync, 0)
 	return o, d.check(&d.f.UserObjectCreate, rc)
 }
 

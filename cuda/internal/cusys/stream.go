@@ -81,6 +81,6 @@ func (d *Driver) EventElapsed(from, to Event) (float32, error) {
 }
 
 // LaunchHostFunc enqueues a call of fn(arg); in a capture it is a node that calls it at every launch.
-func (d *Driver) LaunchHostFunc(s Stream, fn HostFn, arg uintptr) error {
-	return d.check(&d.f.LaunchHostFunc, d.f.LaunchHostFunc.Result3(uintptr(s), uintptr(fn), arg))
+func (d *Driver) LaunchHostFunc(s Stream, fn HostFn, arg uint64) error {
+	return d.check(&d.f.LaunchHostFunc, d.f.LaunchHostFunc.Result3(uintptr(s), uintptr(fn), uintptr(arg)))
 }

@@ -15,14 +15,14 @@ func (l *Library) MemAlloc(bytes uint64) (DevicePtr, error) {
 
 // MemFree frees MemAlloc's memory. It succeeds even if a graph still uses the memory: the next launch then loses the context.
 func (l *Library) MemFree(p DevicePtr) error {
-	return l.check(&l.f.MemFree, l.f.MemFree.Result3(p, 0, 0))
+	return l.check(&l.f.MemFree, l.f.MemFree.Result3(uintptr(p), 0, 0))
 }
 
 // CommRegister notes a range for registration, which happens in the first collective that can use it. 0 without error says
 // that the range was not taken: registration is off, or the memory is not a device's. Local; not beside a launch.
 func (l *Library) CommRegister(comm Comm, p DevicePtr, bytes uint64) (Registration, error) {
 	var r Registration // 0 before the call: the library may succeed without writing it
-	rc := l.f.CommRegister.Result6(uintptr(comm), p, uintptr(bytes), uintptr(unsafe.Pointer(&r)), 0, 0)
+	rc := l.f.CommRegister.Result6(uintptr(comm), uintptr(p), uintptr(bytes), uintptr(unsafe.Pointer(&r)), 0, 0)
 	return r, l.check(&l.f.CommRegister, rc)
 }
 
@@ -35,7 +35,7 @@ func (l *Library) CommDeregister(comm Comm, r Registration) error {
 // the communicator has no windows. Memory without handles makes it hang; a second call for a range makes a second window.
 func (l *Library) CommWindowRegister(comm Comm, p DevicePtr, bytes uint64, flags int32) (*Pending[Window], error) {
 	w := newPending[Window](l, nil)
-	rc := l.f.CommWindowRegister.Result6(uintptr(comm), p, uintptr(bytes), uintptr(unsafe.Pointer(&w.cell)), u32(flags), 0)
+	rc := l.f.CommWindowRegister.Result6(uintptr(comm), uintptr(p), uintptr(bytes), uintptr(unsafe.Pointer(&w.cell)), u32(flags), 0)
 	return pendingResult(w, l.check(&l.f.CommWindowRegister, rc))
 }
 
@@ -77,7 +77,7 @@ func (l *Library) LSAMultimemPtr(w Window, off uint64) (DevicePtr, error) {
 // MultimemPtr is the multicast address by a handle (ncclMultimemHandle, one pointer by value).
 func (l *Library) MultimemPtr(w Window, off uint64, handle DevicePtr) (DevicePtr, error) {
 	var p DevicePtr
-	rc := l.f.GetMultimemDevicePointer.Result6(uintptr(w), uintptr(off), handle, uintptr(unsafe.Pointer(&p)), 0, 0)
+	rc := l.f.GetMultimemDevicePointer.Result6(uintptr(w), uintptr(off), uintptr(handle), uintptr(unsafe.Pointer(&p)), 0, 0)
 	return p, l.check(&l.f.GetMultimemDevicePointer, rc)
 }
 

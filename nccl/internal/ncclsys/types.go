@@ -6,14 +6,14 @@ import (
 	"sync/atomic"
 )
 
-// Handles of the library; all are C pointers. Streams and device addresses are the driver's.
+// Handles of the library; all are C pointers.
 type (
 	Comm         uintptr
 	Registration uintptr // of CommRegister; 0 after success says: not registered
 	Window       uintptr // 0 after success says: not supported here
 	ParamHandle  uintptr
-	Stream       = uintptr
-	DevicePtr    = uintptr
+	Stream       uintptr // the driver's
+	DevicePtr    uintptr // the driver's
 )
 
 // UniqueID makes one communicator. The process that made it must live until all its ranks are connected.
