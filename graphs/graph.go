@@ -148,24 +148,18 @@ func (st *state) addCall(c *nccl.Comm, call nccl.Call, place string, ch choice) 
 
 // seal makes the template executable. The release is attached first: it must come after the last replay of every executable.
 func (st *state) seal(tmpl *cuda.Graph) error {
-	st.tmpl = tmpl
 	if err := tmpl.OnRelease(st.release); err != nil {
-		st.tmpl = nil // its end will not release: abandon does
-		return err
+		return err // its end will not release: abandon does
 	}
 	x, err := tmpl.Instantiate()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.tmpl = tmpl
 	if err != nil {
 		return err
 	}
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if st.broken != nil {
-		// A communicator was aborted since it was attached.
-		st.exec = x
-		return st.broken
-	}
 	st.exec = x
-	return nil
+	return st.broken // a communicator may have been aborted since it was attached
 }
 
 // open hands the state to the program.
@@ -178,8 +172,9 @@ func (st *state) open() *Graph {
 
 // abandon undoes a capture that did not become a graph.
 func (st *state) abandon(tmpl *cuda.Graph) {
+	sealed := st.tmpl != nil
 	st.close()
-	if st.tmpl == nil && tmpl != nil {
+	if !sealed && tmpl != nil {
 		tmpl.Destroy()
 	}
 	st.release()
@@ -249,6 +244,9 @@ func (st *state) launch(s *cuda.Stream) error {
 // replay enqueues the launch between its marks on each communicator. After an error the first begun communicators may have the mark of a
 // replay that was not enqueued.
 func (st *state) replay(s *cuda.Stream, x *cuda.GraphExec) (begun int, err error) {
+	if s.Device() != st.launches.device {
+		return 0, errors.New("the stream is of another device")
+	}
 	if s.Capture() != nil {
 		return 0, cuda.ErrCaptureUnsafe
 	}

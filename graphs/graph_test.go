@@ -494,6 +494,24 @@ func TestWithoutCommunicators(t *testing.T) {
 	})
 }
 
+// TestLaunchAllocatesNothing: a replay is the hot path.
+func TestLaunchAllocatesNothing(t *testing.T) {
+	onRanks(t, 1, func(ctx context.Context, r *rank) error {
+		g, err := reduceGraph(ctx, r)
+		if err != nil {
+			return err
+		}
+		if n := testing.AllocsPerRun(100, func() {
+			if err := errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx)); err != nil {
+				t.Error(err)
+			}
+		}); n != 0 && !raceEnabled {
+			return fmt.Errorf("%v allocations a replay", n)
+		}
+		return g.Close()
+	})
+}
+
 // TestLargeGroup describes a call that does not fit into one message of the control plane.
 func TestLargeGroup(t *testing.T) {
 	const n = 2000

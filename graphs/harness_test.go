@@ -30,6 +30,7 @@ type rank struct {
 	dev    *cuda.Device
 	comm   *nccl.Comm
 	stream *cuda.Stream
+	side   *cuda.Stream // nil until fork
 	a, b   *cuda.Buffer[float32]
 	others []*nccl.Comm
 
@@ -68,7 +69,10 @@ func (r *rank) another(ctx context.Context, name string) (*nccl.Comm, error) {
 
 // close gives everything back; all of it must work.
 func (r *rank) close() error {
-	errs := []error{r.stream.Close(), r.comm.Close()}
+	errs := []error{r.comm.Close(), r.stream.Close()}
+	if r.side != nil {
+		errs = append(errs, r.side.Close())
+	}
 	for _, c := range r.others {
 		errs = append(errs, c.Close())
 	}

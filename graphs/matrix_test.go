@@ -46,6 +46,20 @@ func capture(ctx context.Context, r *rank, fn func(s *cuda.Stream) error, o ...g
 	return g.Close()
 }
 
+// fork makes the rank's side stream part of the capture of s.
+func fork(r *rank, s *cuda.Stream) error {
+	e, err := r.dev.NewEvent()
+	if err != nil {
+		return err
+	}
+	if r.side == nil {
+		if r.side, err = r.dev.NewStream(); err != nil {
+			return err
+		}
+	}
+	return errors.Join(s.Record(e), r.side.Wait(e), e.Close())
+}
+
 func allReduce(r *rank, s *cuda.Stream) error {
 	return nccl.AllReduce(r.comm, r.a.All(), r.b.All(), nccl.Sum, s)
 }
@@ -206,6 +220,46 @@ func mistakes() []mistake {
 		}
 		return errors.Join(allReduce(r, outside), outside.Close())
 	}, nccl.ErrInUse, "capture at matrix_test.go:")
+	failing("a fork that is not joined", func(r *rank, s *cuda.Stream) error {
+		if err := fork(r, s); err != nil {
+			return err
+		}
+		return errors.Join(cuda.Fill(r.a.All(), 1, r.side), allReduce(r, s))
+	}, cuda.ErrCaptureUnjoined, cuda.ErrCaptureUnjoined.Error())
+	failing("a stream of another capture", func(r *rank, s *cuda.Stream) error {
+		other, err := r.dev.NewStream()
+		if err != nil {
+			return err
+		}
+		if err := other.BeginCapture(cuda.CaptureThreadLocal); err != nil {
+			return err
+		}
+		err = allReduce(r, other)
+		g, end := other.EndCapture()
+		if g != nil {
+			end = errors.Join(end, g.Destroy())
+		}
+		return errors.Join(err, end, other.Close())
+	}, isAny{}, "is on a stream that is not part of this capture")
+	add(mistake{name: "a stream that captures already", right: calls(allReduce), wrong: func(ctx context.Context, r *rank) error {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := r.stream.BeginCapture(cuda.CaptureRelaxed); err != nil {
+			return err
+		}
+		err := calls(allReduce)(ctx, r)
+		g, end := r.stream.EndCapture()
+		if g != nil {
+			end = errors.Join(end, g.Destroy())
+		}
+		return errors.Join(err, end)
+	}, bad: outcome{isAny{}, []string{"capture at matrix_test.go:", "captur"}}, good: outcome{graphs.ErrPeer, []string{"rank %[1]d ended its capture", "without a call"}}})
+	add(mistake{name: "a communicator that is named twice", right: calls(allReduce), wrong: func(ctx context.Context, r *rank) error {
+		return calls(allReduce, graphs.Comms(r.comm))(ctx, r)
+	}, bad: outcome{nccl.ErrInUse, nil}, good: outcome{graphs.ErrPeer, []string{"rank %[1]d ended its capture", "without a call", "leased"}}})
+	add(mistake{name: "a communicator that is nil", right: calls(allReduce), wrong: func(ctx context.Context, r *rank) error {
+		return calls(allReduce, graphs.Comms(nil))(ctx, r)
+	}, bad: outcome{isAny{}, []string{"is nil"}}, good: outcome{graphs.ErrPeer, []string{"rank %[1]d ended its capture", "is nil"}}})
 	add(mistake{name: "a communicator that is not named",
 		setup: func(ctx context.Context, r *rank) error {
 			_, err := r.another(ctx, "unnamed")
@@ -233,6 +287,22 @@ func mistakes() []mistake {
 		cancel()
 		return calls(allReduce)(ctx, r)
 	}, bad: outcome{context.Canceled, nil}, good: outcome{graphs.ErrPeer, []string{"rank %[1]d gave up its capture", "without a call", "context canceled"}}})
+
+	// Without any capture: the ledger tells.
+	{
+		eager := func(n int) func(context.Context, *rank) error {
+			return func(ctx context.Context, r *rank) error {
+				err := nccl.AllReduce(r.comm, r.a.Slice(0, n), r.b.Slice(0, n), nccl.Sum, r.stream)
+				if err == nil {
+					err = r.stream.Synchronize(ctx)
+				}
+				return err
+			}
+		}
+		m := mistake{name: "eager count", ruined: true, right: eager(elements), wrong: eager(half)}
+		m.bad, m.good = same(outcome{nccl.ErrMismatch, []string{"rank %[1]d: all-reduce of " + fmt.Sprint(half), "all-reduce of " + fmt.Sprint(elements)}})
+		add(m)
+	}
 
 	// Another call on the communicator where the others capture.
 	{

@@ -1,0 +1,5 @@
+//go:build !race
+
+package graphs_test
+
+const raceEnabled = false
