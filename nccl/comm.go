@@ -398,6 +398,7 @@ func (c *Comm) Abort(err error) error {
 		text += ": " + err.Error()
 	}
 	c.fail(&cause{kind: ErrAborted, text: text, err: err}, true, true)
+	c.waitEnded()
 	return nil
 }
 
@@ -466,6 +467,9 @@ func (c *Comm) Close() error {
 		err = c.errorf("close", causef(ErrAborted, "%d enqueued operations were not done %v after rank %d closed", left, closeWait, c.rank))
 		c.fail(err.(*Error).Err, true, true)
 	}
+	if c.failed.Load() != nil {
+		c.waitEnded()
+	}
 	c.releaseAll(ErrClosed)
 	return err
 }
@@ -495,6 +499,18 @@ func (c *Comm) waitClosed(n uint64) {
 		}
 		time.Sleep(pause)
 		pause = min(2*pause, 2*time.Millisecond)
+	}
+}
+
+// endWait is how long the streams get to end the tasks of a failed communicator. They do so at their next step, unless something else holds them up.
+const endWait = 500 * time.Millisecond
+
+// waitEnded follows a failure: what is enqueued ends with it, so that streams can be closed.
+func (c *Comm) waitEnded() {
+	deadline := time.Now().Add(endWait)
+	for c.be.outstanding() > 0 && time.Now().Before(deadline) {
+		c.dev.Ring()
+		time.Sleep(50 * time.Microsecond)
 	}
 }
 

@@ -233,28 +233,46 @@ func rankCounts(t *testing.T) []int {
 
 // Every operation with every type and reduction, in and out of place, with small counts; and with counts that take several chunks and shares.
 func TestCollectives(t *testing.T) {
-	const large = 600 << 10
+	const large = 530 << 10 // three chunks
 	for _, n := range rankCounts(t) {
 		for _, registered := range []bool{false, true} {
 			t.Run(fmt.Sprintf("ranks=%d/registered=%v", n, registered), func(t *testing.T) {
 				ranktest.Run(t, n, func(ctx context.Context, job *bootstrap.Job) error {
 					return with(ctx, job, nil, func(w *world) error {
-						b, done, err := openBuffers(w, (large+64)*n+4096, registered)
+						// The calls of one operation go out together, each in buffers of its own.
+						counts := []int{0, 1, 17, 333}
+						var sets []buffers
+						for range 2 * len(counts) {
+							b, done, err := openBuffers(w, 8*333*n+4096, registered)
+							defer done()
+							if err != nil {
+								return err
+							}
+							sets = append(sets, b)
+						}
+						big, done, err := openBuffers(w, (large+64)*n+4096, registered)
 						defer done()
 						if err != nil {
 							return err
 						}
 						salt := 0
-						one := func(ty typed, s spec) error {
-							salt++
-							s.salt, s.root = salt, salt%n
-							if err := ty.call(w, b, s, w.stream); err != nil {
-								return fmt.Errorf("%v: %w", s, err)
+						run := func(ty typed, sets []buffers, specs ...spec) error {
+							for i := range specs {
+								salt++
+								specs[i].salt, specs[i].root = salt, salt%n
+								if err := ty.call(w, sets[i], specs[i], w.stream); err != nil {
+									return fmt.Errorf("%v: %w", specs[i], err)
+								}
 							}
 							if err := w.stream.Synchronize(ctx); err != nil {
-								return fmt.Errorf("%v: %w", s, err)
+								return err
 							}
-							return ty.verify(w, b, s)
+							for i, s := range specs {
+								if err := ty.verify(w, sets[i], s); err != nil {
+									return err
+								}
+							}
+							return nil
 						}
 						for i, ty := range types {
 							for _, op := range collectives {
@@ -262,16 +280,20 @@ func TestCollectives(t *testing.T) {
 									if red > nccl.Sum && (op == nccl.OpBroadcast || op == nccl.OpAllGather) {
 										continue
 									}
+									var specs []spec
+									for _, count := range counts {
+										specs = append(specs, spec{op: op, red: red, count: count}, spec{op: op, red: red, count: count, inPlace: true})
+									}
+									if err := run(ty, sets, specs...); err != nil {
+										return err
+									}
+									// Chunks depend on the size of the type only.
+									if red > nccl.Sum || i != 2 && i != 7 && i != 8 {
+										continue
+									}
 									for _, inPlace := range []bool{false, true} {
-										counts := []int{0, 1, 17, 333}
-										// Chunks depend on the size of the type only.
-										if red == nccl.Sum && (i == 0 || i == 2 || i == 7 || i == 8) {
-											counts = append(counts, large/ty.size+3)
-										}
-										for _, count := range counts {
-											if err := one(ty, spec{op: op, red: red, count: count, inPlace: inPlace}); err != nil {
-												return err
-											}
+										if err := run(ty, []buffers{big}, spec{op: op, red: red, count: large/ty.size + 3, inPlace: inPlace}); err != nil {
+											return err
 										}
 									}
 								}

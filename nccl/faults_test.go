@@ -17,10 +17,11 @@ import (
 
 // outcome is the first error of a call, or of the wait for it.
 func outcome(ctx context.Context, s *cuda.Stream, callErr error) error {
+	err := s.Synchronize(ctx) // also after a failed call: what was enqueued before it ends with the failure
 	if callErr != nil {
 		return callErr
 	}
-	return s.Synchronize(ctx)
+	return err
 }
 
 // What members do differently, and what all of them must be told.
@@ -231,8 +232,11 @@ func TestEnds(t *testing.T) {
 			others.Add(2)
 			ranktest.Run(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
 				var inner error
+				if job.Rank() != culprit {
+					defer others.Done()
+				}
 				outer := with(ctx, job, nil, func(w *world) error {
-					if inner = allReduce(w); inner != nil {
+					if inner = errors.Join(allReduce(w), job.Barrier(ctx)); inner != nil {
 						return nil
 					}
 					if job.Rank() == culprit {
@@ -240,7 +244,6 @@ func TestEnds(t *testing.T) {
 						others.Wait()
 						return nil
 					}
-					defer others.Done()
 					start := time.Now()
 					err := allReduce(w)
 					if took := time.Since(start); took > 3*time.Second {
