@@ -37,7 +37,7 @@ type network struct {
 	cut    map[string]bool
 	noUDP  map[string]bool // addresses whose packets are all lost
 	closed chan struct{}
-	drains sync.WaitGroup
+	pumps  sync.WaitGroup
 }
 
 func newNetwork(mock bool) *network {
@@ -53,6 +53,11 @@ type faulty struct {
 	memberlist.NodeAwareTransport
 	net  *network
 	addr string
+
+	packets chan *memberlist.Packet // of the mock
+	streams chan net.Conn           // of the mock
+	once    sync.Once
+	down    chan struct{}
 }
 
 func (w *network) transport(t testing.TB, name string) *faulty {
@@ -62,13 +67,18 @@ func (w *network) transport(t testing.TB, name string) *faulty {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return &faulty{tr, w, fmt.Sprintf("%v:%d", ip, port)}
+		f := &faulty{
+			NodeAwareTransport: tr, net: w, addr: fmt.Sprintf("%v:%d", ip, port), down: make(chan struct{}),
+			packets: make(chan *memberlist.Packet, 4096), streams: make(chan net.Conn, 1024),
+		}
+		w.pumps.Go(f.pump)
+		return f
 	}
 	tr, err := memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{"127.0.0.1"}, Logger: log.New(quiet{}, "", 0)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &faulty{tr, w, fmt.Sprintf("127.0.0.1:%d", tr.GetAutoBindPort())}
+	return &faulty{NodeAwareTransport: tr, net: w, addr: fmt.Sprintf("127.0.0.1:%d", tr.GetAutoBindPort()), down: make(chan struct{})}
 }
 
 type quiet struct{}
@@ -100,7 +110,7 @@ func (w *network) close() {
 	w.mu.Unlock()
 	w.sends.Wait()
 	close(w.closed)
-	w.drains.Wait()
+	w.pumps.Wait()
 }
 
 // setCut takes members off the network, or puts them back.
@@ -156,22 +166,66 @@ func (f *faulty) DialTimeout(addr string, d time.Duration) (net.Conn, error) {
 	return f.DialAddressTimeout(memberlist.Address{Addr: addr}, d)
 }
 
-// Shutdown: senders of the mock block until the receiver takes their message, which a member that has
-// ended never would.
-func (f *faulty) Shutdown() error {
+// pump takes what the mock brings as soon as it comes: the mock's senders block until somebody does, and
+// two members that answer each other would block for ever. As on a real network packets are dropped when
+// the queue is full, and a member that has ended takes nothing.
+func (f *faulty) pump() {
+	for {
+		select {
+		case p := <-f.NodeAwareTransport.PacketCh():
+			select {
+			case f.packets <- p:
+			default:
+			}
+		case c := <-f.NodeAwareTransport.StreamCh():
+			select {
+			case <-f.down:
+				c.Close()
+				continue
+			default:
+			}
+			select {
+			case f.streams <- c:
+			default:
+				c.Close()
+			}
+		case <-f.net.closed:
+			return
+		}
+	}
+}
+
+func (f *faulty) PacketCh() <-chan *memberlist.Packet {
 	if f.net.mock != nil {
-		f.net.drains.Go(func() {
+		return f.packets
+	}
+	return f.NodeAwareTransport.PacketCh()
+}
+
+func (f *faulty) StreamCh() <-chan net.Conn {
+	if f.net.mock != nil {
+		return f.streams
+	}
+	return f.NodeAwareTransport.StreamCh()
+}
+
+func (f *faulty) Shutdown() error {
+	f.once.Do(func() {
+		close(f.down)
+		if f.net.mock == nil {
+			return
+		}
+		f.net.pumps.Go(func() {
 			for {
 				select {
-				case <-f.PacketCh():
-				case c := <-f.StreamCh():
+				case c := <-f.streams:
 					c.Close()
 				case <-f.net.closed:
 					return
 				}
 			}
 		})
-	}
+	})
 	return f.NodeAwareTransport.Shutdown()
 }
 

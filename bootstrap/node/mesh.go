@@ -82,25 +82,32 @@ func newMesh(n *Node, set settings) (*mesh, error) {
 	}
 
 	c := memberlist.DefaultLANConfig()
+	set(c)
 	c.Name = strconv.Itoa(n.cfg.Node)
 	c.BindAddr, c.BindPort = "127.0.0.1", 0
 	c.AdvertisePort = 0
 	if b := n.cfg.Bind; b.IsValid() {
 		c.BindAddr, c.BindPort, c.AdvertisePort = b.Addr().String(), int(b.Port()), int(b.Port())
 	}
+	c.Logger = log.New(logWriter{n.cfg.Logf}, "", 0)
+	if c.Transport == nil {
+		var err error
+		if c.Transport, err = listen(c); err != nil {
+			return nil, err
+		}
+	}
 	c.Label = label(n.cfg.Job)
 	c.SecretKey = n.cfg.Key
 	c.EnableCompression = false
 	c.DNSConfigPath = ""
 	c.Delegate, c.Events = delegate{m}, delegate{m}
-	c.Logger = log.New(logWriter{n.cfg.Logf}, "", 0)
-	set(c)
 	if n.nodes == 1 {
 		// Nobody to talk to: no timers.
 		c.GossipInterval, c.ProbeInterval, c.PushPullInterval = 0, 0, 0
 	}
 	list, err := memberlist.Create(c)
 	if err != nil {
+		c.Transport.Shutdown()
 		return nil, err
 	}
 	m.list = list

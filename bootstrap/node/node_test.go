@@ -353,7 +353,10 @@ func TestOneHost(t *testing.T) {
 	if n.Addr() == "" {
 		t.Error("no member runs")
 	}
-	if !n.mesh.pushed["world"] {
+	n.mesh.mu.Lock()
+	pushed := n.mesh.pushed["world"]
+	n.mesh.mu.Unlock()
+	if !pushed {
 		t.Error("the id did not come through the member")
 	}
 	for _, j := range c.jobs {
