@@ -39,7 +39,7 @@ type agentRank struct {
 // agentEvent is what the agent reports. Exactly one of the kinds is set.
 type agentEvent struct {
 	kind   eventKind
-	rank   int // of rankStarted, rankFailed, rankExited
+	rank   int // of rankFailed, rankExited
 	pid    int
 	status exitStatus
 	err    error // of rankFailed, sinkFailed, agentFailed
@@ -49,10 +49,9 @@ type agentEvent struct {
 type eventKind uint8
 
 const (
-	rankStarted eventKind = iota + 1
-	rankFailed            // could not be started; no further rank is
+	rankFailed eventKind = iota + 1 // could not be started; no further rank is
 	rankExited
-	forksDone // every rank was started, or none will be any more
+	forksDone // every rank was started, or none will be any more: started says which
 	keeperDied
 	sinkFailed  // stdout can't be written
 	agentFailed // the agent can't watch its ranks any more
@@ -68,16 +67,22 @@ type agent struct {
 	threads  sync.WaitGroup
 	letDie   chan struct{} // closed: the forking thread may end
 
-	mu      sync.Mutex
+	gates [3]gate // of out, err and the watcher
+
+	mu      sync.Mutex     // guards the rest
 	pids    []int          // by index in cfg.ranks; 0: not started
+	since   []time.Time    // when they were
 	stopped bool           // no more forks
 	sent    syscall.Signal // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
 	tails   []*stream
 }
 
 func newAgent(cfg agentConfig) (*agent, error) {
-	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), tails: make([]*stream, len(cfg.ranks)),
+	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), tails: make([]*stream, len(cfg.ranks)),
 		events: make(chan agentEvent, 2*len(cfg.ranks)+8), letDie: make(chan struct{}), ep: -1, quit: -1}
+	for i := range a.gates {
+		a.gates[i] = make(gate, 1)
+	}
 	var err error
 	if a.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("agent: epoll: %w", err)
@@ -94,13 +99,14 @@ func newAgent(cfg agentConfig) (*agent, error) {
 		err = watch(cfg.keeper.Lost(), watchKeeper)
 	}
 	if err == nil {
-		a.out, err = newCollector(cfg.stderr, func(err error) { a.events <- agentEvent{kind: sinkFailed, err: err} })
+		a.out, err = newCollector(cfg.stderr, func(err error) { a.events <- agentEvent{kind: sinkFailed, err: err} }, a.gates[0])
 	}
 	if err == nil {
 		a.err = a.out
 		if !sameFile(cfg.stdout, cfg.stderr) {
 			// A stderr that nobody reads any more is no reason to end a job.
-			if a.err, err = newCollector(cfg.stderr, nil); err != nil {
+			if a.err, err = newCollector(cfg.stderr, nil, a.gates[1]); err != nil {
+				close(a.gates[0])
 				a.out.finish()
 				<-a.out.done
 			}
@@ -132,7 +138,16 @@ func (a *agent) start() {
 func (a *agent) fork() {
 	defer a.threads.Done()
 	runtime.LockOSThread() // never unlocked: the thread ends with this goroutine, after all ranks
+	var untold []int       // ranks of which the keeper does not know yet
+	tick := time.Now()
 	for i := range a.cfg.ranks {
+		if now := time.Now(); now.Sub(tick) > gatePeriod {
+			tick = now
+			untold = a.tell(untold)
+			for _, g := range a.gates {
+				g.open()
+			}
+		}
 		a.mu.Lock()
 		stopped := a.stopped
 		a.mu.Unlock()
@@ -144,9 +159,61 @@ func (a *agent) fork() {
 			a.events <- agentEvent{kind: rankFailed, rank: a.cfg.ranks[i].rank, err: err, at: time.Now()}
 			break
 		}
+		untold = append(untold, i)
+	}
+	a.tell(untold)
+	for _, g := range a.gates {
+		close(g)
 	}
 	a.events <- agentEvent{kind: forksDone}
 	<-a.letDie
+}
+
+// tell gives the keeper the sessions of ranks. It is not done at each fork: that would wake the keeper each time, and
+// until then it finds a rank by the job's id.
+func (a *agent) tell(ranks []int) []int {
+	if a.cfg.keeper != nil && len(ranks) > 0 {
+		pids := make([]int, len(ranks))
+		a.mu.Lock()
+		for k, i := range ranks {
+			pids[k] = a.pids[i]
+		}
+		a.mu.Unlock()
+		_ = a.cfg.keeper.Sessions(pids) // if it is gone the watcher knows
+	}
+	return ranks[:0]
+}
+
+// A gate holds a goroutine back that waits for the ranks while they are being forked, but for one look every
+// gatePeriod. On few cores the forks are the work to do: a wake-up for each pipe that a short-lived rank closes, with
+// the switches and the scheduler's housekeeping behind it, would cost as much as the forks.
+type gate chan struct{}
+
+// gatePeriod bounds how late output is shown and an exit is seen while ranks are being started.
+const gatePeriod = 5 * time.Millisecond
+
+// wait waits for the next look, and reports whether the gate still holds after it.
+func (g gate) wait() bool {
+	if g == nil {
+		return false
+	}
+	_, held := <-g
+	return held
+}
+
+// open allows one look.
+func (g gate) open() {
+	select {
+	case g <- struct{}{}:
+	default:
+	}
+}
+
+// started is the process of a rank and when it was started; 0 if it was not. After forksDone.
+func (a *agent) started(i int) (pid int, since time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.pids[i], a.since[i]
 }
 
 func (a *agent) forkOne(i int) error {
@@ -180,18 +247,14 @@ func (a *agent) forkOne(i int) error {
 		unix.Close(errR)
 		return err
 	}
-	if a.cfg.keeper != nil {
-		_ = a.cfg.keeper.Session(pid) // if it is gone the watcher knows
-	}
 	now := time.Now()
 	a.mu.Lock()
-	a.pids[i] = pid
+	a.pids[i], a.since[i] = pid, now
 	sent := a.sent
 	a.mu.Unlock()
 	if sent != 0 {
 		syscall.Kill(-pid, sent)
 	}
-	a.events <- agentEvent{kind: rankStarted, rank: r.rank, pid: pid, at: now}
 	tag := ""
 	if a.cfg.tags {
 		tag = tagOf(r.rank)
@@ -213,7 +276,11 @@ func (a *agent) watch() {
 	defer a.threads.Done()
 	events := make([]unix.EpollEvent, 128)
 	for {
-		n, err := unix.EpollWait(a.ep, events, -1)
+		wait := -1
+		if a.gates[2].wait() {
+			wait = 0
+		}
+		n, err := unix.EpollWait(a.ep, events, wait)
 		if err == unix.EINTR {
 			continue
 		}

@@ -72,7 +72,8 @@ func DecodeJob(name string, data []byte) (Job, error) {
 		}
 		return Job{}, usagef("%s%s", name, typeError(err.Error()))
 	}
-	for _, key := range meta.Undecoded() {
+	if unknown := meta.Undecoded(); len(unknown) > 0 {
+		key := unknown[0]
 		table := ""
 		if len(key) > 1 {
 			table = key[0]

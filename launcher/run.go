@@ -50,14 +50,14 @@ type Options struct {
 
 // runner is a job that runs.
 type runner struct {
-	plan    *Plan
-	o       Options
-	acct    *Account
-	agent   *agent
-	node    control
-	keeper  *keeper.Keeper
-	started func()   // to be called when rank 0 has its stdin; may be nil
-	release []func() // what to give back at the end, in reverse order
+	plan     *Plan
+	o        Options
+	acct     *Account
+	agent    *agent
+	node     control
+	keeper   *keeper.Keeper
+	hasStdin func()   // to be called when rank 0 has its stdin; may be nil
+	release  []func() // what to give back at the end, in reverse order
 
 	ending    bool
 	sequence  []syscall.Signal // what is still to be sent to the ranks
@@ -65,11 +65,10 @@ type runner struct {
 	remind    <-chan time.Time
 	interrupt syscall.Signal
 	cannotRun int
-	alive     int // started and not ended
 	forking   bool
-	order     int
+	nStarted  int // ranks; known when forking is over
+	nEnded    int
 	lastSig   syscall.Signal
-	endedAt   time.Time
 }
 
 // Run carries a plan out and returns when every rank has ended and all output has been written. Cancelling ctx
@@ -211,8 +210,8 @@ func (r *runner) prepare(ctx context.Context) error {
 		}
 		stdin = fd
 		r.later(stop)
-		r.started = sync.OnceFunc(started) // our read end goes: the forwarding ends when rank 0 has ended
-		r.later(r.started)
+		r.hasStdin = sync.OnceFunc(started) // our read end goes: the forwarding ends when rank 0 has ended
+		r.later(r.hasStdin)
 	}
 
 	atLaunch := p.atLaunch(r.acct.Job, r.node.Control(), "127.0.0.1", port)
@@ -261,7 +260,7 @@ func (r *runner) run(ctx context.Context) {
 	done := ctx.Done()
 	r.forking = true
 	r.agent.start()
-	for r.forking || r.alive > 0 {
+	for r.forking || r.nEnded < r.nStarted {
 		select {
 		case e := <-r.agent.events:
 			r.event(e)
@@ -318,10 +317,6 @@ func (r *runner) living() string {
 
 func (r *runner) event(e agentEvent) {
 	switch e.kind {
-	case rankStarted:
-		a := &r.acct.Ranks[e.rank]
-		a.PID, a.Start = e.pid, e.at
-		r.alive++
 	case rankFailed:
 		if !r.ending {
 			r.internal(execError(r.plan.Program, e.rank, e.err))
@@ -329,8 +324,14 @@ func (r *runner) event(e agentEvent) {
 		}
 	case forksDone:
 		r.forking = false
-		if r.started != nil {
-			r.started()
+		for i := range r.acct.Ranks {
+			a := &r.acct.Ranks[i]
+			if a.PID, a.Start = r.agent.started(i); a.PID != 0 {
+				r.nStarted++
+			}
+		}
+		if r.hasStdin != nil {
+			r.hasStdin()
 		}
 		r.acct.Started = time.Since(r.acct.Start)
 	case rankExited:
@@ -359,9 +360,8 @@ func (r *runner) event(e agentEvent) {
 
 func (r *runner) exited(e agentEvent) {
 	a := &r.acct.Ranks[e.rank]
-	r.alive--
-	r.order++
-	a.order, a.done, a.End, a.status = r.order, true, e.at, e.status
+	r.nEnded++
+	a.PID, a.order, a.done, a.End, a.status = e.pid, r.nEnded, true, e.at, e.status
 	a.Code = e.status.code()
 	if e.status.Signal != 0 {
 		a.Signal = signalName(e.status.Signal)
@@ -397,7 +397,7 @@ func (r *runner) escalate() {
 	if len(r.sequence) == 0 {
 		// SIGKILL was not enough.
 		r.say("%s did not end after SIGKILL: hangs in the kernel, given up", r.living())
-		r.forking, r.alive = false, 0
+		r.forking, r.nStarted = false, 0
 		return
 	}
 	r.lastSig = r.sequence[0]

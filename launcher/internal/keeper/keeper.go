@@ -84,8 +84,14 @@ func (k *Keeper) PID() int { return k.pid }
 // Lost is a descriptor that becomes readable (end of file) when the keeper dies. The keeper owns it.
 func (k *Keeper) Lost() int { return k.lost }
 
-// Session tells the keeper of a session to end.
-func (k *Keeper) Session(pid int) error { return k.send("session " + strconv.Itoa(pid) + "\n") }
+// Sessions tells the keeper of sessions to end.
+func (k *Keeper) Sessions(pids []int) error {
+	var b strings.Builder
+	for _, pid := range pids {
+		b.WriteString("session " + strconv.Itoa(pid) + "\n")
+	}
+	return k.send(b.String())
+}
 
 func (k *Keeper) send(s string) error {
 	for b := []byte(s); len(b) > 0; {
