@@ -20,7 +20,7 @@ func Build(t testing.TB, source, soname string, args ...string) string {
 		t.Skip("gcc is missing: it builds the C library that this test calls")
 	}
 	out := filepath.Join(t.TempDir(), soname)
-	cmd := append([]string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
+	cmd := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
 		"-Wl,-soname," + soname, "-o", out}, args...)
 	if b, err := exec.Command(gcc, append(cmd, source)...).CombinedOutput(); err != nil {
 		t.Fatalf("gcc %s: %v\n%s", source, err, b)

@@ -145,8 +145,14 @@ API int FN(cuGraphInstantiate_v2, muGraphInstantiate, hipGraphInstantiateWithFla
 #else
 D(cuGraphInstantiateWithFlags, muGraphInstantiateWithFlags, hipGraphInstantiateWithFlags, (ptr *x, ptr g, u64 flags), *x = (ptr)0x5555666677778888, "g=%p flags=%llu", g, flags)
 static ptr fake_deps[] = {(ptr)0x101, (ptr)0x102};
+#ifdef EDGES /* CUDA's forms since 12.3 */
+struct edge { unsigned char from_port, to_port, type, reserved[5]; };
+D(cuStreamGetCaptureInfo_v3, , , (ptr s, int *status, u64 *id, ptr *g, const ptr **deps, const struct edge **edges, size_t *n), (*status = 1, *id = 12, *g = (ptr)0x99, *deps = fake_deps, *n = 2), "s=%p edges=%d", s, edges != 0)
+D(cuStreamUpdateCaptureDependencies_v2, , , (ptr s, ptr *deps, const struct edge *edges, size_t n, u32 flags), , "s=%p edges=%d n=%zu first=%p last=%p flags=%u", s, edges != 0, n, deps[0], deps[n - 1], flags)
+#else
 D(cuStreamGetCaptureInfo_v2, muStreamGetCaptureInfo_v2, hipStreamGetCaptureInfo_v2, (ptr s, int *status, u64 *id, ptr *g, const ptr **deps, size_t *n), (*status = 1, *id = 12, *g = (ptr)0x99, *deps = fake_deps, *n = 2), "s=%p", s)
 D(cuStreamUpdateCaptureDependencies, muStreamUpdateCaptureDependencies, hipStreamUpdateCaptureDependencies, (ptr s, ptr *deps, size_t n, u32 flags), , "s=%p n=%zu first=%p last=%p flags=%u", s, n, deps[0], deps[n - 1], flags)
+#endif
 D(cuEventRecordWithFlags, muEventRecordWithFlags, hipEventRecordWithFlags, (ptr e, ptr s, u32 flags), , "e=%p s=%p flags=%u", e, s, flags)
 D(cuGraphUpload, muGraphUpload, hipGraphUpload, (ptr x, ptr s), , "x=%p s=%p", x, s)
 D(cuGraphClone, muGraphClone, hipGraphClone, (ptr *c, ptr g), *c = (ptr)0x5555666677778888, "g=%p", g)
