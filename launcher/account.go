@@ -70,9 +70,10 @@ type Account struct {
 	Error    string        `json:"error,omitempty"`  // what went wrong in gorun, or with the program
 	Start    time.Time     `json:"start"`
 	End      time.Time     `json:"end"`
-	Started  time.Duration `json:"started_ns"` // from Start until the last rank was started
-	Ended    time.Duration `json:"ended_ns"`   // from Start until the last rank had ended
-	LeftOver int           `json:"left_over"`  // processes that ranks left behind and that were killed
+	Prepared time.Duration `json:"prepared_ns"` // from Start until the first rank was to be started: the build, the node
+	Started  time.Duration `json:"started_ns"`  // from Start until the last rank was started
+	Ended    time.Duration `json:"ended_ns"`    // from Start until the last rank had ended
+	LeftOver int           `json:"left_over"`   // processes that ranks left behind and that were killed
 	Ranks    []RankAccount `json:"ranks"`
 
 	midLine bool // stderr stands in the middle of a line
@@ -164,13 +165,12 @@ func (a *Account) Summary() string {
 	if a.midLine {
 		b.WriteByte('\n')
 	}
-	after := func(t time.Time) string { return t.Sub(a.Start).Round(time.Millisecond).String() }
 	switch a.Reason {
 	case ReasonDone, ReasonReader:
 		return ""
 	case ReasonFailed:
 		r := &a.Ranks[a.Cause]
-		fmt.Fprintf(&b, "gorun: rank %d (host %s, pid %d) %v after %s", r.Rank, r.Host, r.PID, r.status, after(r.End))
+		fmt.Fprintf(&b, "gorun: rank %d (host %s, pid %d) %v after %v", r.Rank, r.Host, r.PID, r.status, r.End.Sub(r.Start).Round(time.Millisecond))
 		if r.lostSilently() {
 			b.WriteString(" without leaving the job (Job.Close), which is a death to the other ranks")
 		}
@@ -217,8 +217,6 @@ func (a *Account) consequences() string {
 			} else {
 				continue
 			}
-		case r.Stopped != "":
-			what = r.status.String() + " after " + r.Stopped
 		default:
 			what = r.status.String()
 		}

@@ -11,7 +11,7 @@ import (
 
 // ended makes the account of a rank.
 func ended(rank, order int, s exitStatus, stopped string) RankAccount {
-	return RankAccount{Rank: rank, Host: "a", PID: 100 + rank, End: time.Unix(10, int64(order)*1e6), status: s, done: true, order: order, Stopped: stopped}
+	return RankAccount{Rank: rank, Host: "a", PID: 100 + rank, Start: time.Unix(9, 0), End: time.Unix(10, int64(order)*1e6), status: s, done: true, order: order, Stopped: stopped}
 }
 
 func TestSettle(t *testing.T) {
@@ -80,7 +80,7 @@ gorun: rank 1 (host a, pid 101) exited with code 3 after 1.001s
     one
     two
     panic: bad
-  then: rank 0 ended by gorun (SIGTERM); rank 2 exited with code 1 after SIGTERM; rank 3 not started
+  then: rank 0 ended by gorun (SIGTERM); rank 2 exited with code 1; rank 3 not started
 `},
 		{"lines were just shown", ReasonFailed, "", []RankAccount{ended(0, 2, exitStatus{Signal: syscall.SIGKILL}, "SIGKILL"), shown}, `
 gorun: rank 1 (host a, pid 101) exited with code 3 after 1.001s

@@ -259,6 +259,7 @@ func (r *runner) run(ctx context.Context) {
 	}
 	done := ctx.Done()
 	r.forking = true
+	r.acct.Prepared = time.Since(r.acct.Start)
 	r.agent.start()
 	for r.forking || r.nEnded < r.nStarted {
 		select {
@@ -448,7 +449,7 @@ func (r *runner) wind() {
 	if a.LeftOver > 0 {
 		r.verbose("killed %d processes that ranks had left behind", a.LeftOver)
 	}
-	r.verbose("%d ranks started in %v, all ended after %v", len(a.Ranks), a.Started.Round(time.Microsecond), a.Ended.Round(time.Microsecond))
+	r.verbose("%d ranks started in %v, all ended after %v", len(a.Ranks), (a.Started - a.Prepared).Round(time.Microsecond), (a.Ended - a.Prepared).Round(time.Microsecond))
 	if r.drain() {
 		for i := range a.Ranks {
 			a.Ranks[i].tail, a.Ranks[i].shown = r.agent.tail(i)
