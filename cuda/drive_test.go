@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -229,7 +230,7 @@ func runBarrierRank() error {
 func TestBell(t *testing.T) {
 	var b Bell
 	var value, seen atomic.Int64
-	const rounds = 20000
+	const rounds = 3000
 	done := make(chan struct{})
 	var lost int
 	go func() {
@@ -257,7 +258,7 @@ func TestBell(t *testing.T) {
 		value.Store(want)
 		b.Ring()
 		for seen.Load() < want {
-			yield()
+			runtime.Gosched()
 		}
 	}
 	<-done
