@@ -132,6 +132,16 @@ func memfds(t *testing.T) int {
 	return strings.Count(string(b), "memfd:") - strings.Count(string(b), "memfd:gorun-ledger")
 }
 
+// openFiles counts this process's descriptors.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(fds)
+}
+
 // eventually waits until f gives nil, a generous while.
 func eventually(ctx context.Context, f func() error) error {
 	deadline := time.Now().Add(20 * time.Second)
