@@ -186,10 +186,14 @@ func (m *mesh) join() {
 			pause = wave + jitter(joinWavePause/4)
 			backoff = 50 * time.Millisecond
 			continue
-		} else if _, err := m.list.Join([]string{to}); err != nil {
-			m.node.cfg.Logf("exchange state with %s: %v; again soon", to, err)
+		} else {
+			began := time.Now()
+			if _, err := m.list.Join([]string{to}); err != nil {
+				m.node.cfg.Logf("exchange state with %s: %v; again soon", to, err)
+			}
+			// Exchanges that take long are a sign that there are too many.
+			pause = max(backoff/2+jitter(backoff), 2*time.Since(began)+jitter(backoff))
 		}
-		pause = backoff/2 + jitter(backoff)
 	}
 }
 

@@ -83,14 +83,14 @@ func Test16OnLoopback(t *testing.T) {
 
 // A member takes 128 state exchanges at once, and gossip of joins gets lost: all must come to know all.
 func Test256JoinAtOnce(t *testing.T) {
-	c := newCluster(t, true, 256, 1)
+	c := newCluster(t, true, manyMembers, 1)
 	c.startAll(func(m *memberlist.Config) {
-		// 256 members on few cores: what is tested is the joining.
+		// Many members on few cores: what is tested is the joining.
 		m.GossipInterval, m.ProbeInterval, m.PushPullInterval = 200*time.Millisecond, 10*time.Second, 0
 	})
 	c.ready()
 	for i, n := range c.nodes {
-		if got := n.mesh.list.NumMembers(); got != 256 {
+		if got := n.mesh.list.NumMembers(); got != manyMembers {
 			t.Errorf("node %d knows %d members", i, got)
 		}
 	}

@@ -27,22 +27,6 @@ const (
 	Size = int(pageSize + Slots*unsafe.Sizeof(Slot{}))
 )
 
-// Bell is a doorbell: package cuda's sleepers use the same two words.
-type Bell struct {
-	_        structs.HostLayout
-	seq      uint32 // futex word, counts rings
-	sleepers uint32
-}
-
-// Ring wakes whoever sleeps on the bell, in any process.
-func (b *Bell) Ring() {
-	atomic.AddUint32(&b.seq, 1)
-	if atomic.LoadUint32(&b.sleepers) != 0 {
-		const futexWake = 1 // shared: not FUTEX_PRIVATE_FLAG
-		unix.Syscall(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&b.seq)), futexWake, 1<<30)
-	}
-}
-
 // Page is the first page.
 type Page struct {
 	_       structs.HostLayout
@@ -160,15 +144,15 @@ func Map(file *os.File, rank int) (*Memory, error) {
 	if st.Size != int64(Size) {
 		return fail("%d bytes, want %d", st.Size, Size)
 	}
-	m, err := mapFile(fd)
+	mem, err := mapFile(fd)
 	if err != nil {
 		return fail("mmap: %w", err)
 	}
-	if p := m.Page; p.magic != magic || p.version != version || p.rank != uint64(rank) {
-		m.Unmap()
+	if p := mem.Page; p.magic != magic || p.version != version || p.rank != uint64(rank) {
+		defer mem.Unmap() // after the message has been made of it
 		return fail("magic %#x, version %d, rank %d: not a ledger of this version and rank", p.magic, p.version, p.rank)
 	}
-	return m, nil
+	return mem, nil
 }
 
 func mapFile(fd int) (*Memory, error) {
