@@ -109,7 +109,7 @@ func TestKernelPanic(t *testing.T) {
 			err := s.Synchronize(testContext(t))
 			wantText(t, err, "kernel divide", "panic", "divide by zero")
 			wantText(t, d.Err(), "kernel divide")
-			wantText(t, errors.New(fmt.Sprintf("%+v", err)), "TestKernelPanic")
+			wantText(t, fmt.Errorf("%+v", err), "TestKernelPanic")
 			wantText(t, behind.cancelCause(), "kernel divide")
 		})
 	}

@@ -228,7 +228,7 @@ func TestHostFunc(t *testing.T) {
 	err := s.Synchronize(testContext(t))
 	wantText(t, err, "host function", "panic", "out of paper")
 	wantText(t, d.Err(), "out of paper")
-	wantText(t, errors.New(fmt.Sprintf("%+v", err)), "TestHostFunc")
+	wantText(t, fmt.Errorf("%+v", err), "TestHostFunc")
 }
 
 func TestTaskPanic(t *testing.T) {

@@ -15,7 +15,7 @@ func typeCase[T Element](t *testing.T, v T, want DType, name string, pattern uin
 	if p := patternOf(v); p != pattern {
 		t.Errorf("%T: got pattern %#x, want %#x", v, p, pattern)
 	}
-	if n := testing.AllocsPerRun(100, func() { DTypeOf[T]() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { got = DTypeOf[T]() }); n != 0 {
 		t.Errorf("DTypeOf[%T] allocates %v times", v, n)
 	}
 }
