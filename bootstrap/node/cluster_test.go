@@ -295,7 +295,7 @@ func (c *cluster) startAll(also ...settings) {
 
 func (c *cluster) ready() {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 150*time.Second)
 	defer cancel()
 	for i, n := range c.nodes {
 		if err := n.Ready(ctx); err != nil {

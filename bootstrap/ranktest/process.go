@@ -69,7 +69,7 @@ func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstra
 	}
 	t.Cleanup(func() { started.Delete(t) })
 
-	p := &processes{t: t, results: make([]Result, n)}
+	p := &processes{t: t, results: make([]Result, n), bound: bound + grace}
 	p.start(n, env)
 	p.wait()
 	if p.late {
@@ -118,6 +118,7 @@ type processes struct {
 	t       *testing.T
 	node    *node.Node
 	results []Result
+	bound   time.Duration
 	ranks   []*process
 	late    bool
 }
@@ -215,7 +216,7 @@ func (p *processes) ended(rank int, r *process, err error) {
 }
 
 func (p *processes) wait() {
-	late := time.NewTimer(bound + grace)
+	late := time.NewTimer(p.bound)
 	defer late.Stop()
 	for _, r := range p.ranks {
 		select {

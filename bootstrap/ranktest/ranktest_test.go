@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -96,4 +97,35 @@ func TestPanicInProcess(t *testing.T) {
 		t.Errorf("barrier of the other: %v", err)
 	}
 	jobs[1].Close()
+}
+
+// A rank that hangs is made to show its goroutines, and is killed.
+func TestHang(t *testing.T) {
+	hang := func(ctx context.Context, job *bootstrap.Job) error {
+		if job.Rank() == 1 {
+			select {}
+		}
+		return nil
+	}
+	if os.Getenv(testVar) == t.Name() {
+		runAsRank(t, hang)
+	}
+	p := &processes{t: t, results: make([]Result, 2), bound: time.Second}
+	p.start(2, nil)
+	p.wait()
+	if r := p.results[1]; !p.late || r.Code != 2 || !strings.Contains(r.Output, "SIGQUIT") || !strings.Contains(r.Output, "TestHang") {
+		t.Errorf("late %v, %v", p.late, r)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	rs := RunProcesses(t, 1, func(ctx context.Context, job *bootstrap.Job) error {
+		if got := os.Getenv("EXTRA"); got != "yes" {
+			return fmt.Errorf("EXTRA=%q", got)
+		}
+		return nil
+	}, "EXTRA=yes")
+	if rs[0].Code != 0 {
+		t.Errorf("%v", rs[0])
+	}
 }
