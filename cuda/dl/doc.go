@@ -6,4 +6,7 @@
 // variables have one safe form, uintptr(unsafe.Pointer(&x)) in the argument list of [Func.Call] itself: a helper
 // that returns the number, or a variable that holds it, lets the stack move under C. A test of this package walks
 // the module and finds the unsafe forms.
+//
+// Opening libraries makes a program need the system's C library. The build tag nogpu leaves it out: the program is
+// static, and Open says why there is no library.
 package dl

@@ -5,8 +5,6 @@ import (
 	"math"
 	"sync"
 	"unsafe"
-
-	"github.com/ebitengine/purego"
 )
 
 // Func is the address of a C function; 0 when the library does not have it.
@@ -20,8 +18,7 @@ type Func uintptr
 //
 //go:uintptrescapes
 func (f Func) Call(args ...uintptr) uintptr {
-	r, _, _ := purego.SyscallN(uintptr(f), args...)
-	return r
+	return callC(f, args)
 }
 
 // argPool keeps argument blocks: purego lets them escape, so a fresh one a call would be garbage.
@@ -34,7 +31,7 @@ var argPool = sync.Pool{New: func() any { return new([12]uintptr) }}
 func (f Func) Call3(a1, a2, a3 uintptr) uintptr {
 	b := argPool.Get().(*[12]uintptr)
 	*b = [12]uintptr{a1, a2, a3}
-	r, _, _ := purego.SyscallN(uintptr(f), b[:3]...)
+	r := callC(f, b[:3])
 	argPool.Put(b)
 	return r
 }
@@ -43,7 +40,7 @@ func (f Func) Call3(a1, a2, a3 uintptr) uintptr {
 func (f Func) Call6(a1, a2, a3, a4, a5, a6 uintptr) uintptr {
 	b := argPool.Get().(*[12]uintptr)
 	*b = [12]uintptr{a1, a2, a3, a4, a5, a6}
-	r, _, _ := purego.SyscallN(uintptr(f), b[:6]...)
+	r := callC(f, b[:6])
 	argPool.Put(b)
 	return r
 }
@@ -52,7 +49,7 @@ func (f Func) Call6(a1, a2, a3, a4, a5, a6 uintptr) uintptr {
 func (f Func) Call9(a1, a2, a3, a4, a5, a6, a7, a8, a9 uintptr) uintptr {
 	b := argPool.Get().(*[12]uintptr)
 	*b = [12]uintptr{a1, a2, a3, a4, a5, a6, a7, a8, a9}
-	r, _, _ := purego.SyscallN(uintptr(f), b[:9]...)
+	r := callC(f, b[:9])
 	argPool.Put(b)
 	return r
 }
@@ -61,14 +58,17 @@ func (f Func) Call9(a1, a2, a3, a4, a5, a6, a7, a8, a9 uintptr) uintptr {
 func (f Func) Call12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12 uintptr) uintptr {
 	b := argPool.Get().(*[12]uintptr)
 	*b = [12]uintptr{a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12}
-	r, _, _ := purego.SyscallN(uintptr(f), b[:12]...)
+	r := callC(f, b[:12])
 	argPool.Put(b)
 	return r
 }
 
 // Bind makes fn, a pointer to a Go function variable, call the C function through reflection: for struct arguments
 // and results by value, on cold paths only (0.6 µs and more, several allocations).
-func (f Func) Bind(fn any) { purego.RegisterFunc(fn, uintptr(f)) }
+func (f Func) Bind(fn any) { bindC(f, fn) }
+
+// NewCallback is the address of a C function that calls fn. A process has at most 2000 of them and none is given back.
+func NewCallback(fn func(arg uintptr)) Func { return Func(newCallback(fn)) }
 
 // Entry is a bound function: its address, the name that was found, and which alternative that was.
 type Entry struct {

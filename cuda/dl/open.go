@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-
-	"github.com/ebitengine/purego"
 )
 
 // Spec says what a library is and where it may be.
@@ -190,13 +187,7 @@ func (l *Library) verify(s Spec) error {
 
 // Lookup is the address of a symbol, 0 if the library does not have it.
 func (l *Library) Lookup(symbol string) Func {
-	runtime.LockOSThread() // dlerror, which purego reads after a miss, is the thread's
-	defer runtime.UnlockOSThread()
-	a, err := purego.Dlsym(l.handle, symbol)
-	if err != nil {
-		return 0
-	}
-	return Func(a)
+	return Func(dlsym(l.handle, symbol))
 }
 
 // Symbol is a function to bind.
@@ -233,11 +224,4 @@ func (l *Library) Bind(symbols []Symbol) error {
 }
 
 // Close unloads the library. Only for libraries that were never used and for tests: a used one has threads of its own.
-func (l *Library) Close() { purego.Dlclose(l.handle) }
-
-// dlopen opens with RTLD_LOCAL: NCCL and RCCL have the same symbol names, and two copies must not see each other.
-func dlopen(path string) (uintptr, error) {
-	runtime.LockOSThread() // dlerror is the thread's
-	defer runtime.UnlockOSThread()
-	return purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_LOCAL)
-}
+func (l *Library) Close() { dlclose(l.handle) }

@@ -5,8 +5,6 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
-
 	"github.com/gorun-dev/gorun/cuda/dl"
 )
 
@@ -215,7 +213,7 @@ func (d *Driver) CtxSynchronize() error {
 // Callback makes a Go function callable by the driver's threads. A process has at most 2000 of them and none is given
 // back: make one for each kind of event and tell the events apart by arg, a number. In it no driver call, no blocking.
 func Callback(fn func(arg uint64)) HostFn {
-	return HostFn(purego.NewCallback(func(arg uintptr) { fn(uint64(arg)) }))
+	return HostFn(dl.NewCallback(func(arg uintptr) { fn(uint64(arg)) }))
 }
 
 func (d *Driver) String() string {

@@ -1,0 +1,21 @@
+//go:build nogpu
+
+package dl
+
+import "errors"
+
+// A program built with this tag is static: it runs without the system's C library, and opens no vendor library.
+
+const noGPU = "built without GPU support (build tag nogpu)"
+
+func dlopen(string) (uintptr, error) { return 0, errors.New(noGPU) }
+
+func dlsym(uintptr, string) uintptr { return 0 }
+
+func dlclose(uintptr) {}
+
+func callC(Func, []uintptr) uintptr { panic("dl: " + noGPU) }
+
+func bindC(Func, any) { panic("dl: " + noGPU) }
+
+func newCallback(func(uintptr)) uintptr { return 0 } // nothing can call it
