@@ -28,7 +28,8 @@ var captures atomic.Uint64
 //
 // fn runs on a goroutine of its own, locked to its thread; work that it enqueues on other streams is captured where they are joined by
 // events. If fn returns an error, panics (*PanicError) or ends its goroutine, the capture fails on all members, and the communicators
-// stay usable. The same when ctx ends: calls in fn return then, and Capture once fn has returned.
+// stay usable; Capture waits for the members to tell them so. The same when ctx ends: calls in fn return then, and Capture within a second
+// after fn has returned.
 //
 // With several communicators, all members name them in the same order. Members that share one always agree on the result;
 // so do those that are one or two communicators apart.
@@ -290,10 +291,15 @@ func (cp *capture) end(m *membership) {
 	cp.st.uses = append(cp.st.uses, use{m.c, graphKey(m.hash, ordinal)})
 }
 
+// mapWait bounds the mapping. All that is mapped is there when it begins, unless its owner's context has ended meanwhile.
+const mapWait = 10 * time.Second
+
 func (cp *capture) mapPeers() {
+	ctx, cancel := context.WithTimeout(cp.ending, mapWait)
+	defer cancel()
 	for _, m := range cp.members {
 		for _, p := range m.mapping {
-			if err := m.c.Prepare(cp.ending, p.calls, p.layouts); err != nil {
+			if err := m.c.Prepare(ctx, p.calls, p.layouts); err != nil {
 				cp.fail(fateFailed, fmt.Errorf("%s: %s (%s): %w", cp.where(m), callsText(p.calls), p.place, err))
 				return
 			}

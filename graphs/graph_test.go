@@ -383,6 +383,89 @@ func TestLaunchWhereItMustNot(t *testing.T) {
 	})
 }
 
+// TestLaunchThatFails: the others have been told of a replay that then does not come, and must not wait for it.
+func TestLaunchThatFails(t *testing.T) {
+	onRanks(t, 3, func(ctx context.Context, r *rank) error {
+		g, err := reduceGraph(ctx, r)
+		if err != nil {
+			return err
+		}
+		if r.comm.Rank() == 1 {
+			closed, err := r.dev.NewStream()
+			if err != nil {
+				return err
+			}
+			if err := closed.Close(); err != nil {
+				return err
+			}
+			if err := wantText(g.Launch(closed), "launch graph captured at graph_test.go:"); err != nil {
+				return err
+			}
+			return errors.Join(wantText(g.Launch(r.stream), "abort"), g.Close())
+		}
+		err = g.Launch(r.stream)
+		if err == nil {
+			err = r.stream.Synchronize(ctx)
+		}
+		return errors.Join(wantText(err, "aborted by rank 1", "already closed"), g.Close())
+	})
+}
+
+// TestLaunchOnOtherDevice is refused before anyone is told.
+func TestLaunchOnOtherDevice(t *testing.T) {
+	onRanks(t, 2, func(ctx context.Context, r *rank) error {
+		g, err := reduceGraph(ctx, r)
+		if err != nil {
+			return err
+		}
+		dev, err := cuda.Open("host")
+		if err != nil {
+			return err
+		}
+		s, err := dev.NewStream()
+		if err != nil {
+			return err
+		}
+		if err := wantText(g.Launch(s), "another device"); err != nil {
+			return err
+		}
+		return errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx), g.Close(), s.Close(), dev.Close())
+	})
+}
+
+// TestMesh has four ranks with a communicator for each row and column. The failure of one reaches also the rank that shares none with it.
+func TestMesh(t *testing.T) {
+	for culprit := range 5 { // 4: nobody
+		t.Run(fmt.Sprint("rank ", culprit), func(t *testing.T) {
+			onRanks(t, 4, func(ctx context.Context, r *rank) error {
+				me := r.comm.Rank()
+				row, err := r.comm.Split(ctx, me/2, me)
+				if err != nil {
+					return err
+				}
+				col, err := r.comm.Split(ctx, me%2, me)
+				if err != nil {
+					return err
+				}
+				r.others = append(r.others, row, col)
+				g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+					if me == culprit {
+						return errOwn
+					}
+					return nil
+				}, graphs.Comms(row, col))
+				if culprit < 4 {
+					return wantText(err, errOwn.Error())
+				}
+				if err != nil {
+					return err
+				}
+				return errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx), g.Close())
+			})
+		})
+	}
+}
+
 // TestLostGraph drops a graph without Close.
 func TestLostGraph(t *testing.T) {
 	var log bytes.Buffer

@@ -186,7 +186,8 @@ var errTooLarge = fmt.Errorf("describing the call takes more than %d MiB: make i
 func gather(v []byte, meet func([]byte) ([][]byte, error)) ([][]byte, error) {
 	var all [][]byte
 	var totals []int
-	for round, rounds := 0, 1; round < rounds; round++ {
+	// A meeting of two gives back the other's value only, so the own one counts here.
+	for round, rounds := 0, max(1, (len(v)+chunkSize-1)/chunkSize); round < rounds; round++ {
 		part := v[min(round*chunkSize, len(v)):min((round+1)*chunkSize, len(v))]
 		if round == 0 {
 			part = append(binary.LittleEndian.AppendUint32(make([]byte, 0, 4+len(part)), uint32(len(v))), part...)

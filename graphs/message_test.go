@@ -164,6 +164,31 @@ func TestGather(t *testing.T) {
 	}
 }
 
+// TestGatherPair: a meeting of two gives each the other's value only.
+func TestGatherPair(t *testing.T) {
+	f := &fakeMeeting{n: 2, gens: map[int]*fakeGen{}, limit: 64 << 10}
+	values := [][]byte{bytes.Repeat([]byte{'a'}, 3*chunkSize+1), []byte("short")}
+	var wg sync.WaitGroup
+	for r := range 2 {
+		meet := f.member(r)
+		wg.Go(func() {
+			got, err := gather(values[r], func(v []byte) ([][]byte, error) {
+				all, err := meet(v)
+				if err != nil {
+					return nil, err
+				}
+				return all[1-r : 2-r], nil
+			})
+			if err != nil {
+				t.Error(err)
+			} else if len(got) != 1 || !bytes.Equal(got[0], values[1-r]) {
+				t.Errorf("rank %d got %d bytes, want %d", r, len(got[0]), len(values[1-r]))
+			}
+		})
+	}
+	wg.Wait()
+}
+
 func TestGatherRefusesNonsense(t *testing.T) {
 	for name, replies := range map[string][][]byte{
 		"short head":   {{1, 2}},

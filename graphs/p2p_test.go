@@ -117,6 +117,48 @@ func TestTransfers(t *testing.T) {
 	}
 }
 
+// TestLargeGroupOfTransfers describes more on one rank than fits into one message, and little on the other.
+func TestLargeGroupOfTransfers(t *testing.T) {
+	const n = 1500
+	onRanks(t, 2, func(ctx context.Context, r *rank) error {
+		one := func(i int) error {
+			if r.comm.Rank() == 0 {
+				r.a.All().Host()[i%elements] = float32(i % elements)
+				return nccl.Send(r.comm, r.a.Slice(i%elements, i%elements+1), 1, r.stream)
+			}
+			return nccl.Recv(r.comm, r.b.Slice(i%elements, i%elements+1), 0, r.stream)
+		}
+		some := func(from, to int) error {
+			return nccl.Group(func() error {
+				for i := from; i < to; i++ {
+					if err := one(i); err != nil {
+						return err
+					}
+				}
+				return nil
+			}, r.comm)
+		}
+		g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+			if r.comm.Rank() == 0 {
+				return some(0, n)
+			}
+			return errors.Join(some(0, 10), some(10, n-10), some(n-10, n))
+		}, graphs.Comms(r.comm))
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx), g.Close()); err != nil {
+			return err
+		}
+		for i, got := range r.b.All().Host() {
+			if r.comm.Rank() == 1 && got != float32(i) {
+				return fmt.Errorf("element %d: %v", i, got)
+			}
+		}
+		return nil
+	})
+}
+
 // TestTransferMistakes: the two ends of a transfer disagree, or one does not come. Every rank gets an error.
 func TestTransferMistakes(t *testing.T) {
 	send := func(n, to int) func(*rank, *cuda.Stream) error {
