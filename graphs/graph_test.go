@@ -640,35 +640,50 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 	})
 }
 
-// TestLargeGroup describes a call that does not fit into one message of the control plane.
-func TestLargeGroup(t *testing.T) {
+// largeGroup captures a call whose description does not fit into one message of the control plane.
+func largeGroup(ctx context.Context, r *rank) error {
 	const n = 2000
-	onRanks(t, 2, func(ctx context.Context, r *rank) error {
-		g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
-			return nccl.Group(func() error {
-				for i := range n {
-					at := r.a.Slice(i%elements, i%elements+1)
-					if err := nccl.AllReduce(r.comm, at, at, nccl.Max, s); err != nil {
-						return err
-					}
+	g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+		return nccl.Group(func() error {
+			for i := range n {
+				at := r.a.Slice(i%elements, i%elements+1)
+				if err := nccl.AllReduce(r.comm, at, at, nccl.Max, s); err != nil {
+					return err
 				}
-				return nil
-			}, r.comm)
-		}, graphs.Comms(r.comm))
-		if err != nil {
-			return err
+			}
+			return nil
+		}, r.comm)
+	}, graphs.Comms(r.comm))
+	if err != nil {
+		return err
+	}
+	if len(g.Calls()) != n {
+		return fmt.Errorf("%d calls, want %d", len(g.Calls()), n)
+	}
+	r.a.All().Host()[5] = float32(r.comm.Rank() + 1)
+	if err := errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx), g.Close()); err != nil {
+		return err
+	}
+	if got, want := r.a.All().Host()[5], float32(r.comm.Size()); got != want {
+		return fmt.Errorf("maximum %v, want %v", got, want)
+	}
+	return nil
+}
+
+func TestLargeGroup(t *testing.T) {
+	t.Run("goroutines", func(t *testing.T) { onRanks(t, 2, largeGroup) })
+	t.Run("processes", func(t *testing.T) {
+		for _, res := range ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+			r, err := newRank(ctx, job)
+			if err != nil {
+				return err
+			}
+			return errors.Join(largeGroup(ctx, r), r.close())
+		}) {
+			if res.Code != 0 {
+				t.Error(res)
+			}
 		}
-		if len(g.Calls()) != n {
-			return fmt.Errorf("%d calls, want %d", len(g.Calls()), n)
-		}
-		r.a.All().Host()[5] = float32(r.comm.Rank() + 1)
-		if err := errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx), g.Close()); err != nil {
-			return err
-		}
-		if got := r.a.All().Host()[5]; got != 2 {
-			return fmt.Errorf("maximum %v, want 2", got)
-		}
-		return nil
 	})
 }
 
