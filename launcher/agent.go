@@ -67,8 +67,6 @@ type agent struct {
 	threads  sync.WaitGroup
 	letDie   chan struct{} // closed: the forking thread may end
 
-	gates [3]gate // of out, err and the watcher
-
 	mu      sync.Mutex     // guards the rest
 	pids    []int          // by index in cfg.ranks; 0: not started
 	since   []time.Time    // when they were
@@ -80,9 +78,6 @@ type agent struct {
 func newAgent(cfg agentConfig) (*agent, error) {
 	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), tails: make([]*stream, len(cfg.ranks)),
 		events: make(chan agentEvent, 2*len(cfg.ranks)+8), letDie: make(chan struct{}), ep: -1, quit: -1}
-	for i := range a.gates {
-		a.gates[i] = make(gate, 1)
-	}
 	var err error
 	if a.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("agent: epoll: %w", err)
@@ -99,14 +94,13 @@ func newAgent(cfg agentConfig) (*agent, error) {
 		err = watch(cfg.keeper.Lost(), watchKeeper)
 	}
 	if err == nil {
-		a.out, err = newCollector(cfg.stderr, func(err error) { a.events <- agentEvent{kind: sinkFailed, err: err} }, a.gates[0])
+		a.out, err = newCollector(cfg.stderr, func(err error) { a.events <- agentEvent{kind: sinkFailed, err: err} })
 	}
 	if err == nil {
 		a.err = a.out
 		if !sameFile(cfg.stdout, cfg.stderr) {
 			// A stderr that nobody reads any more is no reason to end a job.
-			if a.err, err = newCollector(cfg.stderr, nil, a.gates[1]); err != nil {
-				close(a.gates[0])
+			if a.err, err = newCollector(cfg.stderr, nil); err != nil {
 				a.out.finish()
 				<-a.out.done
 			}
@@ -139,14 +133,11 @@ func (a *agent) fork() {
 	defer a.threads.Done()
 	runtime.LockOSThread() // never unlocked: the thread ends with this goroutine, after all ranks
 	var untold []int       // ranks of which the keeper does not know yet
-	tick := time.Now()
+	told := time.Now()
 	for i := range a.cfg.ranks {
-		if now := time.Now(); now.Sub(tick) > gatePeriod {
-			tick = now
+		if now := time.Now(); now.Sub(told) > tellPeriod {
+			told = now
 			untold = a.tell(untold)
-			for _, g := range a.gates {
-				g.open()
-			}
 		}
 		a.mu.Lock()
 		stopped := a.stopped
@@ -162,9 +153,6 @@ func (a *agent) fork() {
 		untold = append(untold, i)
 	}
 	a.tell(untold)
-	for _, g := range a.gates {
-		close(g)
-	}
 	a.events <- agentEvent{kind: forksDone}
 	<-a.letDie
 }
@@ -184,30 +172,8 @@ func (a *agent) tell(ranks []int) []int {
 	return ranks[:0]
 }
 
-// A gate holds a goroutine back that waits for the ranks while they are being forked, but for one look every
-// gatePeriod. On few cores the forks are the work to do: a wake-up for each pipe that a short-lived rank closes, with
-// the switches and the scheduler's housekeeping behind it, would cost as much as the forks.
-type gate chan struct{}
-
-// gatePeriod bounds how late output is shown and an exit is seen while ranks are being started.
-const gatePeriod = 5 * time.Millisecond
-
-// wait waits for the next look, and reports whether the gate still holds after it.
-func (g gate) wait() bool {
-	if g == nil {
-		return false
-	}
-	_, held := <-g
-	return held
-}
-
-// open allows one look.
-func (g gate) open() {
-	select {
-	case g <- struct{}{}:
-	default:
-	}
-}
+// tellPeriod bounds how long the keeper does not know of a rank that was started.
+const tellPeriod = 5 * time.Millisecond
 
 // started is the process of a rank and when it was started; 0 if it was not. After forksDone.
 func (a *agent) started(i int) (pid int, since time.Time) {
@@ -276,11 +242,7 @@ func (a *agent) watch() {
 	defer a.threads.Done()
 	events := make([]unix.EpollEvent, 128)
 	for {
-		wait := -1
-		if a.gates[2].wait() {
-			wait = 0
-		}
-		n, err := unix.EpollWait(a.ep, events, wait)
+		n, err := unix.EpollWait(a.ep, events, -1)
 		if err == unix.EINTR {
 			continue
 		}

@@ -48,7 +48,6 @@ type collector struct {
 	ep, wake int
 	sinkErr  func(error) // called once, on the collector's goroutine; nil: a sink that fails is done without
 	done     chan struct{}
-	gate     gate
 
 	mu        sync.Mutex // guards what follows up to the blank line; held briefly
 	streams   []*stream
@@ -67,7 +66,7 @@ type collector struct {
 	errSink io.Writer // where notices go
 }
 
-func newCollector(errSink io.Writer, sinkErr func(error), gate gate) (*collector, error) {
+func newCollector(errSink io.Writer, sinkErr func(error)) (*collector, error) {
 	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, err
@@ -83,7 +82,7 @@ func newCollector(errSink io.Writer, sinkErr func(error), gate gate) (*collector
 		unix.Close(ep)
 		return nil, err
 	}
-	c := &collector{ep: ep, wake: wake, sinkErr: sinkErr, errSink: errSink, done: make(chan struct{}), gate: gate}
+	c := &collector{ep: ep, wake: wake, sinkErr: sinkErr, errSink: errSink, done: make(chan struct{})}
 	go c.loop()
 	return c, nil
 }
@@ -130,7 +129,6 @@ func (c *collector) loop() {
 	var events []unix.EpollEvent
 	var drain [8]byte
 	for {
-		held := c.gate.wait()
 		c.mu.Lock()
 		streams, open, finishing, notices := c.streams, c.open, c.finishing, c.notices
 		c.notices = nil
@@ -146,9 +144,6 @@ func (c *collector) loop() {
 		}
 		events = events[:cap(events)]
 		wait := c.timeout(streams, finishing)
-		if held {
-			wait = 0
-		}
 		n, woken, err := c.wait(events, wait)
 		if err != nil {
 			if err == unix.EINTR {

@@ -61,7 +61,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 // feed is a collector with n streams to one sink; the files are the ranks' ends.
 func feed(t *testing.T, n int, tags bool, s *sink) (*collector, []*os.File) {
 	t.Helper()
-	c, err := newCollector(s, func(error) {}, nil)
+	c, err := newCollector(s, func(error) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestLineEnd(t *testing.T) {
 func TestSinkFails(t *testing.T) {
 	s := &sink{err: unix.EPIPE}
 	failed := make(chan error, 1)
-	c, err := newCollector(s, func(err error) { failed <- err }, nil)
+	c, err := newCollector(s, func(err error) { failed <- err })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +279,7 @@ func TestSinkFails(t *testing.T) {
 
 func TestSinkFailsQuietly(t *testing.T) {
 	s := &sink{err: unix.EPIPE}
-	c, err := newCollector(s, nil, nil)
+	c, err := newCollector(s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +330,7 @@ func TestHeldPipeDoesNotHang(t *testing.T) {
 
 func TestTailIsKept(t *testing.T) {
 	s := &sink{}
-	c, err := newCollector(s, nil, nil)
+	c, err := newCollector(s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
