@@ -29,7 +29,7 @@ func TestStaticBuild(t *testing.T) {
 	} {
 		bin := filepath.Join(dir, "program"+tt.tags)
 		cmd := exec.CommandContext(t.Context(), goTool, "build", "-tags", tt.tags, "-o", bin, src)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH=") // also where the test itself is emulated
 		if b, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("go build -tags %q: %v\n%s", tt.tags, err, b)
 		}

@@ -2,6 +2,7 @@
 package dltest
 
 import (
+	"cmp"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,10 +10,11 @@ import (
 )
 
 // Build compiles a C source file to a shared library called soname in a new folder and returns its path. args go to
-// gcc (-DNAME=VALUE). Without gcc the test is skipped, and fails where GORUN_CI=1 says that gcc must be there.
+// gcc (-DNAME=VALUE); CC names another compiler, for tests of another architecture under an emulator. Without gcc the
+// test is skipped, and fails where GORUN_CI=1 says that gcc must be there.
 func Build(t testing.TB, source, soname string, args ...string) string {
 	t.Helper()
-	gcc, err := exec.LookPath("gcc")
+	gcc, err := exec.LookPath(cmp.Or(os.Getenv("CC"), "gcc"))
 	if err != nil {
 		if os.Getenv("GORUN_CI") == "1" {
 			t.Fatal("gcc is missing, and GORUN_CI=1 demands it")

@@ -19,7 +19,6 @@ type Library struct {
 	initRank       func(out *uintptr, size int32, id idByValue, rank int32) int32
 	initRankConfig func(out *uintptr, size int32, id idByValue, rank int32, config unsafe.Pointer) int32
 	team           [3]func(Comm) Team
-	teamRank       [2]func(Comm, Team, int32) int32
 
 	mu      sync.Mutex       // guards pending
 	pending map[any]struct{} // the handles that the library may still write
@@ -68,11 +67,6 @@ func (l *Library) bind() error {
 	for i, e := range []*dl.Entry{&f.TeamWorld, &f.TeamLsa, &f.TeamRail} {
 		if e.Func != 0 {
 			e.Bind(&l.team[i])
-		}
-	}
-	for i, e := range []*dl.Entry{&f.TeamRankToWorld, &f.TeamRankToLsa} {
-		if e.Func != 0 {
-			e.Bind(&l.teamRank[i])
 		}
 	}
 	return nil

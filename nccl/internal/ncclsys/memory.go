@@ -96,15 +96,17 @@ func (l *Library) teamOf(e *dl.Entry, i int, comm Comm) (Team, error) {
 
 // TeamRankToWorld is the communicator's rank of a team's; TeamRankToLSA the load-store domain's.
 func (l *Library) TeamRankToWorld(comm Comm, t Team, rank int) (int, error) {
-	return l.teamRankOf(&l.f.TeamRankToWorld, 0, comm, t, rank)
+	return l.teamRank(&l.f.TeamRankToWorld, comm, t, rank)
 }
 func (l *Library) TeamRankToLSA(comm Comm, t Team, rank int) (int, error) {
-	return l.teamRankOf(&l.f.TeamRankToLsa, 1, comm, t, rank)
+	return l.teamRank(&l.f.TeamRankToLsa, comm, t, rank)
 }
 
-func (l *Library) teamRankOf(e *dl.Entry, i int, comm Comm, t Team, rank int) (int, error) {
-	if l.teamRank[i] == nil {
+// teamRank passes the team's 12 bytes as both ABIs do, in two registers. (purego's own way loses the third number on arm64.)
+func (l *Library) teamRank(e *dl.Entry, comm Comm, t Team, rank int) (int, error) {
+	if e.Func == 0 {
 		return 0, l.fail(e, dl.Absent)
 	}
-	return int(l.teamRank[i](comm, t, int32(rank))), nil
+	low := uint64(uint32(t.Size)) | uint64(uint32(t.Rank))<<32
+	return int(e.Result6(uintptr(comm), uintptr(low), u32(t.Stride), u32(int32(rank)), 0, 0)), nil
 }
