@@ -47,16 +47,8 @@ func (j *Job) Import(ctx context.Context, rank int, key string) (Handle, error) 
 		return none, fmt.Errorf("%s: %w", op, ErrClosed)
 	}
 	h, err := j.ctl.fetch(ctx, rank, key)
-	if e, ok := err.(*store.Error); ok {
-		if e.Kind == store.Cancelled && len(e.Missing) == 0 {
-			e.Missing = []int{rank}
-		}
-		err = opError(ctx, op, e)
-	} else if err != nil {
-		err = fmt.Errorf("%s: %w", op, err)
-	}
 	if err != nil {
-		return none, err
+		return none, j.opError(ctx, op, err)
 	}
 	return h, nil
 }

@@ -184,10 +184,19 @@ func (j *Job) call(ctx context.Context, op string, q *store.Request) (store.Repl
 	if r.Err == nil {
 		return r, nil
 	}
-	if j.isClosed() && (r.Err.Kind == store.Lost || r.Err.Kind == store.Ended && r.Err.End.Rank == j.rank) {
-		return store.Reply{}, fmt.Errorf("%s: %w", op, ErrClosed)
+	return store.Reply{}, j.opError(ctx, op, r.Err)
+}
+
+// opError gives an error to the caller of op. What Close did to it is called by its name.
+func (j *Job) opError(ctx context.Context, op string, err error) error {
+	e, ok := err.(*store.Error)
+	if !ok {
+		return fmt.Errorf("%s: %w", op, err)
 	}
-	return store.Reply{}, opError(ctx, op, r.Err)
+	if j.isClosed() && (e.Kind == store.Lost || e.Kind == store.Ended && e.End.Rank == j.rank) {
+		return fmt.Errorf("%s: %w", op, ErrClosed)
+	}
+	return opError(ctx, op, e)
 }
 
 func (j *Job) isClosed() bool {

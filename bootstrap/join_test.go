@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gorun-dev/gorun/bootstrap/internal/server"
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
@@ -125,4 +126,79 @@ func TestRankLinksNoLauncher(t *testing.T) {
 	if !strings.Contains(string(out), "gorun/rankenv") {
 		t.Errorf("this is no list of packages:\n%s", out)
 	}
+}
+
+// The node ends under its ranks.
+func TestNodeEnds(t *testing.T) {
+	jobs := served(t, 2)
+	srv, _ := servers.Load(jobs[0])
+	lost := make(chan Event, 1)
+	jobs[0].Watch(func(e Event) {
+		if e.Kind == HostLost {
+			lost <- e
+		}
+	})
+	waited := make(chan error)
+	go func() { waited <- jobs[0].Barrier(t.Context()) }()
+	ledger, err := jobs[0].Ledger(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv.(*server.Server).Close()
+	if err := <-waited; !errors.Is(err, ErrLost) {
+		t.Errorf("barrier: %v", err)
+	}
+	if e := <-lost; e.Node != 0 || e.Err == nil {
+		t.Errorf("event: %+v", e)
+	}
+	if err := jobs[0].Put(t.Context(), "k", nil); !errors.Is(err, ErrLost) {
+		t.Errorf("put: %v", err)
+	}
+	if _, err := jobs[0].Import(t.Context(), 1, "k"); !errors.Is(err, ErrLost) {
+		t.Errorf("import: %v", err)
+	}
+	for _, j := range jobs {
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	// A ledger outlives its job as empty memory: a late reader must not fault.
+	if a := ledger.FindAccount(0); a != nil {
+		t.Errorf("account %+v in a closed job", a)
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(maps), "gorun-ledger") {
+		t.Errorf("ledgers are still mapped:\n%s", maps)
+	}
+}
+
+// What a rank waits for ends when it closes its job.
+func TestCloseEndsWaits(t *testing.T) {
+	onEach(t, 2, func(t *testing.T, jobs []*Job) {
+		waits := map[string]func() error{
+			"barrier": func() error { return jobs[0].Barrier(t.Context()) },
+			"get":     func() error { _, err := jobs[0].Get(t.Context(), "k"); return err },
+			"import":  func() error { _, err := jobs[0].Import(t.Context(), 1, "k"); return err },
+		}
+		errs := make(chan error)
+		for name, wait := range waits {
+			go func() {
+				if err := wait(); !errors.Is(err, ErrClosed) {
+					errs <- fmt.Errorf("%s: %v, want ErrClosed", name, err)
+					return
+				}
+				errs <- nil
+			}()
+		}
+		until(t, "the barrier waits", func() bool { return jobs[0].next.Load() >= 2 })
+		jobs[0].Close()
+		for range waits {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }

@@ -36,7 +36,11 @@ func (j *Job) Ledger(rank int) (*Ledger, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), joinTimeout)
 	defer cancel()
-	return j.ctl.ledger(ctx, rank)
+	l, err := j.ctl.ledger(ctx, rank)
+	if err != nil {
+		return nil, j.opError(ctx, fmt.Sprintf("ledger of rank %d", rank), err)
+	}
+	return l, nil
 }
 
 // Bell is the address of the rank's doorbell, 8 bytes that package cuda (cuda.Bell) gives a meaning;

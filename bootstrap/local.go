@@ -139,7 +139,7 @@ func (l *local) fetch(ctx context.Context, rank int, key string) (Handle, error)
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return Handle{}, &store.Error{Kind: store.Cancelled}
+			return Handle{}, &store.Error{Kind: store.Cancelled, Missing: []int{rank}}
 		}
 	}
 }

@@ -298,7 +298,7 @@ func (r *remote) status(rank int) *store.End {
 }
 
 // question asks something about a rank of the host and waits for the descriptor.
-func (r *remote) question(ctx context.Context, t wire.Type, payload []byte) (*os.File, error) {
+func (r *remote) question(ctx context.Context, t wire.Type, rank int, payload []byte) (*os.File, error) {
 	type answer struct {
 		err  *store.Error
 		file *os.File
@@ -322,7 +322,7 @@ func (r *remote) question(ctx context.Context, t wire.Type, payload []byte) (*os
 			r.mu.Lock()
 			delete(r.pending, id)
 			r.mu.Unlock()
-			a.err = &store.Error{Kind: store.Cancelled}
+			a.err = &store.Error{Kind: store.Cancelled, Missing: []int{rank}}
 		}
 	}
 	if a.err != nil {
@@ -384,7 +384,7 @@ func (r *remote) fetch(ctx context.Context, rank int, key string) (Handle, error
 	var e wire.Encoder
 	e.Int(rank)
 	e.String(key)
-	file, err := r.question(ctx, wire.Import, e.B)
+	file, err := r.question(ctx, wire.Import, rank, e.B)
 	if err != nil {
 		return Handle{}, err
 	}
@@ -403,17 +403,14 @@ func (r *remote) ledger(ctx context.Context, rank int) (*Ledger, error) {
 	if l != nil {
 		return l, nil
 	}
-	op := fmt.Sprintf("ledger of rank %d", rank)
 	var e wire.Encoder
 	e.Int(rank)
-	file, err := r.question(ctx, wire.Ledger, e.B)
-	if se, ok := err.(*store.Error); ok {
-		return nil, opError(ctx, op, se)
-	} else if err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
+	file, err := r.question(ctx, wire.Ledger, rank, e.B)
+	if err != nil {
+		return nil, err
 	}
 	if file == nil {
-		return nil, fmt.Errorf("%s: %w: answer without a descriptor", op, ErrLost)
+		return nil, fmt.Errorf("%w: answer without a descriptor", ErrLost)
 	}
 	defer file.Close()
 	memory, err := ledgermem.Map(file, rank)
@@ -425,7 +422,7 @@ func (r *remote) ledger(ctx context.Context, rank int) (*Ledger, error) {
 	if l := r.ledgers[rank]; l != nil || r.closed {
 		memory.Unmap()
 		if l == nil {
-			return nil, fmt.Errorf("%s: %w", op, ErrClosed)
+			return nil, ErrClosed
 		}
 		return l, nil
 	}

@@ -371,9 +371,12 @@ func (s *Server) handle(c *conn, m wire.Message) error {
 }
 
 func sendReply(c *conn, id uint64, r store.Reply, file *os.File) {
-	var e wire.Encoder
-	e.Reply(r)
-	c.Send(wire.Message{Type: wire.Reply, ID: id, Payload: e.B, File: file})
+	payload := r.Coded.Bytes(func() []byte {
+		var e wire.Encoder
+		e.Reply(r)
+		return e.B
+	})
+	c.Send(wire.Message{Type: wire.Reply, ID: id, Payload: payload, File: file})
 }
 
 func sendEnd(w want, end store.End) {

@@ -133,7 +133,7 @@ func (s *Store) gather(rank int, id uint64, q *Request, done func(Reply)) {
 		return
 	}
 	if gen.n == g.size {
-		r := Reply{Values: gen.values}
+		r := Reply{Values: gen.values, Coded: &Coded{}}
 		if gen.barrier {
 			r.Values = nil
 		}

@@ -27,7 +27,6 @@ type Store struct {
 
 	blocked    int // waits that name what they block in
 	cycleTimer *time.Timer
-	closed     bool
 
 	replies []func() // run after the lock is given up
 }

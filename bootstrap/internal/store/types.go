@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // MaxValue bounds a value, in bytes.
@@ -46,6 +47,22 @@ type Request struct {
 type Reply struct {
 	Values [][]byte // of a Gather, in group order; the value of a Get or WaitID as the only one
 	Err    *Error
+	Coded  *Coded // the same for all to whom this reply is given; may be nil
+}
+
+// Coded keeps the encoding of a reply that many get.
+type Coded struct {
+	once sync.Once
+	b    []byte
+}
+
+// Bytes returns what encode made for the first who asked.
+func (c *Coded) Bytes(encode func() []byte) []byte {
+	if c == nil {
+		return encode()
+	}
+	c.once.Do(func() { c.b = encode() })
+	return c.b
 }
 
 // ErrorKind tells the forms of an Error apart.
