@@ -158,8 +158,8 @@ func (j Job) CommandLine() string {
 	if j.Report != "" {
 		add("--report", j.Report)
 	}
-	if strings.HasPrefix(j.Program, "-") {
-		add("--")
+	if strings.HasPrefix(j.Program, "-") || len(words) == 1 && !strings.Contains(j.Program, "/") {
+		add("--") // not a flag, and not a command of gorun's own
 	}
 	if j.Program != "" {
 		add(j.Program)

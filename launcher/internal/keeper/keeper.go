@@ -8,6 +8,7 @@
 package keeper
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"strconv"
@@ -130,9 +131,7 @@ func serve() {
 	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		ignore(sig)
 	}
-	var job string
-	sessions := map[int]bool{}
-	var line []byte
+	var o orders
 	buf := make([]byte, 4096)
 	for {
 		n, err := syscall.Read(0, buf)
@@ -142,27 +141,44 @@ func serve() {
 		if err != nil || n <= 0 {
 			break
 		}
-		line = append(line, buf[:n]...)
-		for {
-			word, rest, found := strings.Cut(string(line), "\n")
-			if !found {
-				break
-			}
-			line = []byte(rest)
-			switch verb, arg, _ := strings.Cut(word, " "); verb {
-			case "job":
-				job = arg
-			case "session":
-				if pid, err := strconv.Atoi(arg); err == nil && pid > 1 {
-					sessions[pid] = true
-				}
-			case "done":
-				return
-			}
+		if o.feed(buf[:n]) {
+			return
 		}
 	}
-	if job == "" {
-		return
+	if o.job != "" {
+		Sweep(o.job, o.sessions, killBound)
 	}
-	Sweep(job, sessions, killBound)
+}
+
+// orders is what the keeper has been told, a line each: "job ID", "session PID", "done".
+type orders struct {
+	job      string
+	sessions map[int]bool
+	part     []byte // of a line
+}
+
+// feed takes the next bytes from the pipe and reports whether the job is over.
+func (o *orders) feed(data []byte) (done bool) {
+	o.part = append(o.part, data...)
+	for {
+		line, rest, found := bytes.Cut(o.part, []byte{'\n'})
+		if !found {
+			return false
+		}
+		o.part = rest
+		switch verb, arg, _ := strings.Cut(string(line), " "); verb {
+		case "job":
+			o.job = arg
+		case "session":
+			// Never 0, 1 or negative numbers: kill gives those another meaning.
+			if pid, err := strconv.Atoi(arg); err == nil && pid > 1 {
+				if o.sessions == nil {
+					o.sessions = map[int]bool{}
+				}
+				o.sessions[pid] = true
+			}
+		case "done":
+			return true
+		}
+	}
 }

@@ -2,7 +2,11 @@ package keeper
 
 import (
 	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -38,6 +42,70 @@ func TestProcessesFindsThisOne(t *testing.T) {
 		}
 	}
 	t.Error("this process is not in the table")
+}
+
+func TestOrders(t *testing.T) {
+	const all = "job ab12\nsession 17\nsession 0\nsession -4\nsession 1\nsession x\nunknown\nsession 18\n"
+	want := orders{job: "ab12", sessions: map[int]bool{17: true, 18: true}}
+	for cut := range len(all) {
+		var o orders
+		if o.feed([]byte(all[:cut])) || o.feed([]byte(all[cut:])) {
+			t.Fatal("over before done")
+		}
+		if o.job != want.job || !cmp.Equal(o.sessions, want.sessions) || len(o.part) > 0 {
+			t.Errorf("cut at %d: got %+v, want %+v", cut, o, want)
+		}
+		if o.feed([]byte("do")) || !o.feed([]byte("ne\n")) {
+			t.Errorf("cut at %d: done was not seen", cut)
+		}
+	}
+}
+
+// A process is found by its session or by the job's id, and only by those.
+func TestSweep(t *testing.T) {
+	start := func(sys *syscall.SysProcAttr, env ...string) *exec.Cmd {
+		cmd := exec.Command("sleep", "1000")
+		cmd.Env, cmd.SysProcAttr = env, sys
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		return cmd
+	}
+	id := "test-" + strconv.Itoa(os.Getpid())
+	named := start(&syscall.SysProcAttr{}, "A=1", "GORUN_JOB_ID="+id)
+	session := start(&syscall.SysProcAttr{Setsid: true})
+	other := start(&syscall.SysProcAttr{Setsid: true}, "GORUN_JOB_ID="+id+"0", "X=GORUN_JOB_ID="+id)
+	if left := Sweep(id, map[int]bool{session.Process.Pid: true}, 10*time.Second); left != 0 {
+		t.Errorf("%d processes left", left)
+	}
+	for _, cmd := range []*exec.Cmd{named, session} {
+		cmd.Wait()
+		if st := cmd.ProcessState.Sys().(syscall.WaitStatus); st.Signal() != syscall.SIGKILL {
+			t.Errorf("pid %d: %v, want it killed", cmd.Process.Pid, cmd.ProcessState)
+		}
+	}
+	if err := other.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("a process of another job: %v", err)
+	}
+}
+
+func FuzzOrders(f *testing.F) {
+	f.Add([]byte("job a\nsession 3\ndone\n"), 3)
+	f.Fuzz(func(t *testing.T, data []byte, cut int) {
+		var whole, parts orders
+		cut = min(max(cut, 0), len(data))
+		done := whole.feed(data)
+		partDone := parts.feed(data[:cut]) || parts.feed(data[cut:])
+		if done != partDone || !done && !cmp.Equal(whole.sessions, parts.sessions) {
+			t.Errorf("in one piece %v %+v, in two %v %+v", done, whole, partDone, parts)
+		}
+		for pid := range whole.sessions {
+			if pid <= 1 {
+				t.Errorf("session %d", pid)
+			}
+		}
+	})
 }
 
 func FuzzParseStat(f *testing.F) {

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/launcher"
+)
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+		job  launcher.Job
+		rest []string
+	}{
+		{"program", []string{"p", "-np", "2"}, launcher.Job{}, []string{"p", "-np", "2"}},
+		{"count", []string{"-np", "2", "p"}, launcher.Job{NP: 2}, []string{"p"}},
+		{"attached", []string{"-np2", "p"}, launcher.Job{NP: 2}, []string{"p"}},
+		{"short", []string{"-n", "2", "p"}, launcher.Job{NP: 2}, []string{"p"}},
+		{"short attached", []string{"-n2", "p"}, launcher.Job{NP: 2}, []string{"p"}},
+		{"equals", []string{"--np=2", "p"}, launcher.Job{NP: 2}, []string{"p"}},
+		{"last wins", []string{"-n", "2", "-np", "3", "p"}, launcher.Job{NP: 3}, []string{"p"}},
+		{"dashes", []string{"-n", "2", "--", "-p"}, launcher.Job{NP: 2}, []string{"-p"}},
+		{"one dash alone is a program", []string{"-"}, launcher.Job{}, []string{"-"}},
+		{"variables", []string{"-x", "A=b=c", "-x", "B", "-x", "C=", "p"}, launcher.Job{Env: []launcher.Setting{{Name: "A", Value: "b=c"}, {Name: "B", Inherit: true}, {Name: "C"}}}, []string{"p"}},
+		{"times", []string{"--timeout=1m", "--kill-grace", "0", "p"}, launcher.Job{Timeout: time.Minute, KillGrace: launcher.NoGrace}, []string{"p"}},
+		{"a value that looks like a flag", []string{"--wdir", "-v", "p"}, launcher.Job{Dir: "-v"}, []string{"p"}},
+		{"nothing", nil, launcher.Job{}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q, err := parse(c.args)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(q.job, c.job); d != "" {
+				t.Errorf("-got +want:\n%s", d)
+			}
+			if !slices.Equal(q.rest, c.rest) {
+				t.Errorf("rest %q, want %q", q.rest, c.rest)
+			}
+		})
+	}
+}
+
+// A command line that launcher writes is read back as the same job.
+func TestCommandLineIsReadBack(t *testing.T) {
+	on := true
+	job := launcher.Job{NP: 3, Program: "-p", Args: []string{"-np", "x"}, Dir: "d", Device: "host", Env: []launcher.Setting{{Name: "A", Value: "1"}, {Name: "B", Inherit: true}},
+		Timeout: 90 * time.Second, KillGrace: launcher.NoGrace, TagOutput: &on, Stdin: launcher.StdinNone, KeepLauncherEnv: true, Report: "r"}
+	args := []string{"-np", "3", "-x", "A=1", "-x", "B", "--wdir", "d", "--device", "host", "--stdin", "none", "--tag-output=true", "--timeout", "1m30s", "--kill-grace", "0", "--keep-launcher-env", "--report", "r", "--", "-p", "-np", "x"}
+	line := "gorun"
+	for _, a := range args {
+		line += " " + a
+	}
+	if got := job.CommandLine(); got != line {
+		t.Errorf("got %s, want %s", got, line)
+	}
+	q, err := parse(args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := q.job
+	got.Program, got.Args = q.rest[0], q.rest[1:]
+	if d := cmp.Diff(got, job); d != "" {
+		t.Errorf("-got +want:\n%s", d)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("-np", "2", "--timeout=3", "p")
+	f.Add("-x", "A=1", "--", "-q")
+	f.Add("--tag-output=false", "-n4", "-v", "")
+	f.Fuzz(func(t *testing.T, a, b, c, d string) {
+		args := []string{a, b, c, d}
+		q, err := parse(args)
+		if err != nil {
+			if _, ok := errors.AsType[*launcher.UsageError](err); !ok {
+				t.Errorf("%q: %v is a %T, want a *UsageError", args, err, err)
+			}
+			return
+		}
+		// What is left is the end of what was given, untouched.
+		if n := len(q.rest); !slices.Equal(q.rest, args[len(args)-n:]) {
+			t.Errorf("%q: rest %q", args, q.rest)
+		}
+	})
+}
