@@ -153,7 +153,12 @@ func verify[T cuda.Element](w *world, e element[T], b buffers, s spec) error {
 		return nil
 	}
 	v := make([]T, n)
-	for i, got := range recv.Host() {
+	step := 1
+	if raceEnabled {
+		step += recv.Len() / 5000 // the reference is slow there
+	}
+	for i := 0; i < recv.Len(); i += step {
+		got := recv.Host()[i]
 		var want T
 		switch s.op {
 		case nccl.OpBroadcast:
@@ -225,7 +230,7 @@ func openBuffers(w *world, size int, registered bool) (b buffers, done func(), e
 }
 
 func rankCounts(t *testing.T) []int {
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		return []int{1, 2, 3}
 	}
 	return []int{1, 2, 3, 4, 7}
@@ -275,6 +280,9 @@ func TestCollectives(t *testing.T) {
 							return nil
 						}
 						for i, ty := range types {
+							if raceEnabled && i != 2 && i != 8 {
+								continue // races do not depend on the type
+							}
 							for _, op := range collectives {
 								for red := nccl.Sum; red <= nccl.Avg; red++ {
 									if red > nccl.Sum && (op == nccl.OpBroadcast || op == nccl.OpAllGather) {
@@ -319,7 +327,11 @@ func TestRandomSequences(t *testing.T) {
 	const size = 300 << 10
 	seed := rand.Uint64()
 	t.Logf("seed %#x", seed)
-	for _, n := range []int{2, 3, 5} {
+	ranks := []int{2, 3, 5}
+	if raceEnabled {
+		ranks = ranks[1:2]
+	}
+	for _, n := range ranks {
 		ranktest.Run(t, n, func(ctx context.Context, job *bootstrap.Job) error {
 			return with(ctx, job, nil, func(w *world) error {
 				rng := rand.New(rand.NewPCG(seed, uint64(n))) // the same on all ranks

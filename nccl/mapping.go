@@ -320,6 +320,9 @@ func importMemory(ctx context.Context, c *Comm, rank int, key string) (*cuda.Pee
 	if sh, ok := hd.Local.(cuda.SharedMemory); ok {
 		return c.dev.MapShared(sh)
 	}
+	if hd.FD < 0 {
+		return nil, fmt.Errorf("rank %d's memory is Go memory of its process: a build with the race detector", rank)
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(hd.FD, &st); err != nil {
 		return nil, fmt.Errorf("size of rank %d's memory: %w", rank, err)
