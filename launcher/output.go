@@ -32,6 +32,7 @@ const (
 // stream is one pipe from a rank.
 type stream struct {
 	rank     int
+	index    int // in the collector's streams
 	fd       int // -1: ended
 	sink     io.Writer
 	part     []byte // text without line end that is kept back
@@ -91,7 +92,8 @@ func newCollector(errSink io.Writer, sinkErr func(error)) (*collector, error) {
 func (c *collector) add(s *stream) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := unix.EpollCtl(c.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(len(c.streams))}); err != nil {
+	s.index = len(c.streams)
+	if err := unix.EpollCtl(c.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(s.index)}); err != nil {
 		return err
 	}
 	c.streams = append(c.streams, s)
@@ -186,12 +188,8 @@ func (c *collector) wait(events []unix.EpollEvent, ms int) (n int, woken bool, e
 			return 0, false, err
 		}
 		if fds[1].Revents != 0 {
-			for i, s := range c.streams {
-				if s == c.owner {
-					events[0] = unix.EpollEvent{Fd: int32(i)}
-					n = 1
-				}
-			}
+			events[0] = unix.EpollEvent{Fd: int32(c.owner.index)}
+			n = 1
 		}
 		return n, fds[0].Revents != 0, nil
 	}

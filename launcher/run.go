@@ -25,8 +25,8 @@ const (
 	patience = time.Second
 	// unkillable is how long after SIGKILL a rank may take to end: then it hangs in the kernel, and is given up.
 	unkillable = 10 * time.Second
-	// drainAfterSignal bounds how long output is still carried to a reader that does not read, once the job was
-	// interrupted.
+	// drainAfterSignal bounds how long output is still carried to a slow reader, once the job was interrupted or its
+	// time was over.
 	drainAfterSignal = time.Second
 	// adoptEvery is how often processes that ranks left behind are reaped.
 	adoptEvery = 5 * time.Second
@@ -74,7 +74,8 @@ type runner struct {
 // Run carries a plan out and returns when every rank has ended and all output has been written. Cancelling ctx
 // interrupts the job as SIGTERM does. Nothing of the job is left then, on any path.
 func Run(ctx context.Context, p *Plan, o Options) *Account {
-	r := &runner{plan: p, o: o, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone}}
+	plan := *p // the build sets the program's path, which is good for this run only
+	r := &runner{plan: &plan, o: o, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone}}
 	if r.o.Stdout == nil {
 		r.o.Stdout = io.Discard
 	}
@@ -124,6 +125,9 @@ func (r *runner) build(ctx context.Context) error {
 		case err := <-done:
 			if err == nil {
 				r.verbose("built %s in %v", r.plan.Program.GoDir, time.Since(start).Round(time.Millisecond))
+			} else if ctx.Err() != nil {
+				r.interrupt = syscall.SIGTERM
+				err = errInterrupted
 			}
 			return err
 		case s := <-r.o.Signals:

@@ -208,3 +208,38 @@ func TestReportIsWhole(t *testing.T) {
 		t.Error("no error for a directory that is not there")
 	}
 }
+
+func TestBuildIsInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"go.mod": "module example.com/m\n\ngo 1.26\n", "main.go": "package main\n\nfunc main() {}\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A go command that never ends, and has a child.
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "go"), []byte("#!/bin/sh\necho building >&2\nsleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	prog, err := FindProgram(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Job{NP: 2}.Plan(Facts{Program: prog, Host: "here", Dir: dir, Environ: os.Environ()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	signals := make(chan os.Signal, 1)
+	s := &sink{wrote: make(chan struct{}, 1)}
+	go func() {
+		<-s.wrote
+		signals <- syscall.SIGINT
+	}()
+	acct := Run(t.Context(), p, Options{Stderr: s, Signals: signals})
+	if acct.Code != 130 || acct.Reason != ReasonSignal {
+		t.Errorf("code %d, reason %s, want 130, %s: %s", acct.Code, acct.Reason, ReasonSignal, acct.Summary())
+	}
+	nothingLeft(t, "")
+}
