@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -315,6 +316,105 @@ func TestSetBellWhileAsleep(t *testing.T) {
 	g.open.Store(true)
 	bell.Ring()
 	check(t, <-done)
+}
+
+// sleepLong makes the device sleep longer than any test may take, so that a test hangs where a ring is missing.
+func sleepLong(d *Device) {
+	driver := &d.plat.(*hostDevice).driver
+	driver.firstSleep, driver.longestSleep = 10*hang, 10*hang
+}
+
+func asleep(d *Device) bool {
+	return atomic.LoadUint32(&d.plat.(*hostDevice).bell.Load().sleepers) > 0
+}
+
+// One who waits for a stream that gets nowhere drives, and sleeps; all that must wake it does.
+func TestWakeTheDriver(t *testing.T) {
+	for _, devices := range []int{1, 2} { // futex, and parking
+		t.Run(fmt.Sprint(devices, " devices"), func(t *testing.T) {
+			for range devices - 1 {
+				newDevice(t)
+			}
+			d := newDevice(t)
+			sleepLong(d)
+			stuck := newGate(d, "stuck")
+			s, other := newStream(t, d), newStream(t, d)
+			check(t, s.Submit(stuck))
+			ctx, cancel := context.WithCancel(t.Context())
+			driving := make(chan error, 1)
+			go func() { driving <- s.Synchronize(ctx) }()
+			var ran atomic.Int32
+			count := do(func() error { ran.Add(1); return nil })
+			for want, wake := range []struct {
+				name string
+				do   func() error
+			}{
+				{"submit", func() error { return other.Submit(count) }},
+				{"host function", func() error { return errors.Join(other.HostFunc(func() {}), other.Submit(count)) }},
+				{"another waiter", func() error {
+					return errors.Join(other.Submit(count), other.Synchronize(testContext(t)))
+				}},
+				{"waiting for an event", func() error {
+					e := newEvent(t, d)
+					return errors.Join(other.Record(e), other.Wait(e), other.Submit(count))
+				}},
+				{"closing a stream", func() error {
+					s := must(d.NewStream())
+					return errors.Join(other.Submit(count), s.Close())
+				}},
+			} {
+				eventually(t, "sleep before: "+wake.name, func() bool { return asleep(d) })
+				check(t, wake.do())
+				eventually(t, wake.name, func() bool { return int(ran.Load()) == want+1 })
+			}
+			eventually(t, "sleep before the end of the context", func() bool { return asleep(d) })
+			cancel()
+			select {
+			case err := <-driving:
+				wantError(t, err, context.Canceled, "gate stuck")
+			case <-time.After(hang):
+				t.Fatal("the end of the context wakes nobody")
+			}
+			stuck.let()
+			check(t, s.Synchronize(testContext(t)))
+		})
+	}
+}
+
+// Who parks beside a driver that gets nowhere returns when its own work is done.
+func TestParkedBesideStuckDriver(t *testing.T) {
+	d := newDevice(t)
+	sleepLong(d)
+	a, b := newGate(d, "a"), newGate(d, "b")
+	sa, sb := newStream(t, d), newStream(t, d)
+	check(t, sa.Submit(a))
+	check(t, sb.Submit(b))
+	first, second := make(chan error, 1), make(chan error, 1)
+	go func() { first <- sa.Synchronize(testContext(t)) }()
+	eventually(t, "drive", func() bool { return a.started.Load() == 1 && asleep(d) })
+	go func() { second <- sb.Synchronize(testContext(t)) }()
+	eventually(t, "park", func() bool { return d.plat.(*hostDevice).driver.nparked.Load() == 1 })
+	b.let()
+	check(t, <-second)
+	a.let()
+	check(t, <-first)
+}
+
+// When the one who waited leaves, the device's goroutine takes over what is left, though it had parked.
+func TestTakeOverFromWaiter(t *testing.T) {
+	d := newDevice(t)
+	a, b := newGate(d, "a"), newGate(d, "b")
+	sa, sb := newStream(t, d), newStream(t, d)
+	done := make(chan error, 1)
+	check(t, sa.Submit(a))
+	go func() { done <- sa.Synchronize(testContext(t)) }()
+	eventually(t, "wait", func() bool { return d.plat.(*hostDevice).driver.waiters.Load() == 1 })
+	check(t, sb.Submit(b))
+	eventually(t, "park", d.plat.(*hostDevice).driver.background.parked.Load)
+	b.open.Store(true) // and nobody rings
+	a.let()
+	check(t, <-done)
+	eventually(t, "take over", func() bool { return b.ended.Load() == 1 })
 }
 
 func BenchmarkSubmitSynchronize(b *testing.B) {

@@ -27,6 +27,8 @@ type driver struct {
 	waiters atomic.Int32 // goroutines in wait
 	rung    atomic.Bool
 
+	firstSleep, longestSleep time.Duration // bounds of a sleep on the bell
+
 	pmu     sync.Mutex // guards parked
 	parked  []*parkedWaiter
 	nparked atomic.Int32
@@ -46,6 +48,7 @@ var parkedPool = sync.Pool{New: func() any { return &parkedWaiter{ch: make(chan 
 
 func (d *driver) init(h *hostDevice) {
 	d.h = h
+	d.firstSleep, d.longestSleep = firstSleep, longestSleep
 	d.background.init(d)
 }
 
@@ -285,11 +288,12 @@ type idler struct {
 }
 
 const (
-	minYields   = 20
-	yieldFor    = 50 * time.Microsecond
-	longPass    = 2 * time.Microsecond // a pass that takes longer has done some work
-	firstSleep  = 10 * time.Millisecond
-	longestWait = 100 * time.Millisecond
+	minYields = 20
+	yieldFor  = 50 * time.Microsecond
+	longPass  = 2 * time.Microsecond // a pass that takes longer has done some work
+
+	firstSleep   = 10 * time.Millisecond
+	longestSleep = 100 * time.Millisecond
 )
 
 // over reports whether the driver has no reason to go on.
@@ -357,7 +361,7 @@ func (w *idler) sleepOn(ctx context.Context) {
 	if w.stop == nil && ctx.Done() != nil {
 		w.stop = context.AfterFunc(ctx, d.h.ring)
 	}
-	w.sleep = min(max(2*w.sleep, firstSleep), longestWait)
+	w.sleep = min(max(2*w.sleep, d.firstSleep), d.longestSleep)
 
 	bell := d.h.bell.Load()
 	seq := bell.enter()

@@ -246,11 +246,8 @@ func (x *hostExec) step(s *hostStream) (progress, done bool, err error) {
 	return progress || finished > 0, g.todo == 0, nil
 }
 
-// turn reports whether the launch on s is the first of those in flight.
+// turn reports whether the launch on s is the first of those in flight; one that runs stays the first until it has left.
 func (g *hostGraph) turn(s *hostStream) bool {
-	if g.runner != nil {
-		return false
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.queue[0] == s
