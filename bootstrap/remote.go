@@ -48,6 +48,9 @@ func dial(ctx context.Context, socket, jobID string, rank, size int) (*remote, w
 	c, err := wire.Dial(ctx, socket, maxReply)
 	if err != nil {
 		memory.Unmap()
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
 		return nil, none, err
 	}
 	welcome, err := greet(ctx, c, file, wire.HelloBody{Version: wire.Version, Job: jobID, Rank: rank, Size: size})
@@ -250,6 +253,11 @@ func (r *remote) ask(t wire.Type, id uint64, payload []byte, done func(store.Rep
 func (r *remote) start(id uint64, q *store.Request, done func(store.Reply)) {
 	var e wire.Encoder
 	e.Request(q)
+	if q.Kind == store.CloseGroup { // has no answer
+		r.conn.Send(wire.Message{Type: wire.Request, ID: id, Payload: e.B})
+		done(store.Reply{})
+		return
+	}
 	r.ask(wire.Request, id, e.B, func(reply store.Reply, file *os.File) {
 		if file != nil {
 			file.Close()

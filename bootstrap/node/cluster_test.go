@@ -36,12 +36,13 @@ type network struct {
 	over   bool       // nothing is sent any more
 	cut    map[string]bool
 	noUDP  map[string]bool // addresses whose packets are all lost
+	noTCP  map[string]bool // addresses whose streams all fail
 	closed chan struct{}
 	pumps  sync.WaitGroup
 }
 
 func newNetwork(mock bool) *network {
-	w := &network{cut: map[string]bool{}, noUDP: map[string]bool{}, closed: make(chan struct{})}
+	w := &network{cut: map[string]bool{}, noUDP: map[string]bool{}, noTCP: map[string]bool{}, closed: make(chan struct{})}
 	if mock {
 		w.mock = &memberlist.MockNetwork{}
 	}
@@ -93,7 +94,7 @@ func (w *network) lost(udp bool, ends ...string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, a := range ends {
-		if w.cut[a] || udp && w.noUDP[a] {
+		if w.cut[a] || udp && w.noUDP[a] || !udp && w.noTCP[a] {
 			return true
 		}
 	}

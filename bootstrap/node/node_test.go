@@ -131,6 +131,22 @@ func TestLateJoiner(t *testing.T) {
 	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error { return j.Barrier(ctx) }))
 }
 
+// Where the push down the tree fails altogether, gossip brings the id.
+func TestGossipRepairs(t *testing.T) {
+	c := newCluster(t, true, 8, 1)
+	c.startAll(func(m *memberlist.Config) { m.PushPullInterval = 0 })
+	c.ready()
+	c.net.mu.Lock()
+	for _, a := range c.addrs {
+		c.net.noTCP[a] = true
+	}
+	c.net.mu.Unlock()
+	c.nodes[3].mesh.publish("world", make([]byte, 128))
+	for i, n := range c.nodes {
+		until(t, fmt.Sprintf("node %d has the id", i), func() bool { return n.store.HasID("world") })
+	}
+}
+
 // faster finds deaths sooner; the test's Confirm keeps a busy machine from losing the living.
 func faster(m *memberlist.Config) {
 	m.ProbeInterval, m.ProbeTimeout, m.SuspicionMult = 200*time.Millisecond, 100*time.Millisecond, 2

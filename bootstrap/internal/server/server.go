@@ -313,7 +313,11 @@ func (s *Server) handle(c *conn, m wire.Message) error {
 		if err := d.End(); err != nil {
 			return err
 		}
-		s.State.Start(r.number, m.ID, q, func(reply store.Reply) { sendReply(c, m.ID, reply, nil) })
+		s.State.Start(r.number, m.ID, q, func(reply store.Reply) {
+			if q.Kind != store.CloseGroup {
+				sendReply(c, m.ID, reply, nil)
+			}
+		})
 	case wire.Cancel:
 		if err := d.End(); err != nil {
 			return err
