@@ -83,8 +83,7 @@ func (g *Group) Ranks() []int {
 
 // Barrier waits for all members.
 func (g *Group) Barrier(ctx context.Context) error {
-	gen := g.gen.Add(1)
-	_, err := g.gather(ctx, fmt.Sprintf("barrier #%d of group %s", gen, g.name), &store.Request{Gen: gen, Barrier: true})
+	_, err := g.gather(ctx, "barrier", &store.Request{Barrier: true})
 	return err
 }
 
@@ -92,32 +91,41 @@ func (g *Group) Barrier(ctx context.Context) error {
 //
 // It ends with an error when ctx ends (naming the members that are missing: *WaitError), or when a member
 // has died or left (naming it: *RankError) that had not given its value. After an error at one member the generation is over for
-// that member only: its value stays given, so that the others may complete, and the group stays usable.
+// that member only: its value stays given (even where ctx had ended before the call), so that the others may complete, and
+// the group stays usable.
 func (g *Group) AllGather(ctx context.Context, value []byte) ([][]byte, error) {
-	gen := g.gen.Add(1)
-	return g.gather(ctx, fmt.Sprintf("all-gather #%d of group %s", gen, g.name), &store.Request{Gen: gen, Value: value})
+	return g.gather(ctx, "all-gather", &store.Request{Value: value})
 }
 
 // Meet is AllGather for an operation that blocks its caller: what names it ("all-reduce #3 on comm world,
 // train.go:41"), for the errors of others. A cycle of ranks that each wait in Meet for one that waits in
 // another Meet is an error (*CycleError) on all of them, naming the operations; it comes when the circle has stood for a
 // quarter of a second, since a rank with several goroutines may be about to break it.
-//
-// A Meet takes place for all members or for none: an error is one for all, also for those that come later, and where a member's ctx ended it
-// names that member. So the group stays usable after any error but the end of a member.
 func (g *Group) Meet(ctx context.Context, value []byte, what string) ([][]byte, error) {
-	gen := g.gen.Add(1)
 	if what == "" {
-		what = fmt.Sprintf("meeting #%d of group %s", gen, g.name)
+		what = "meeting of group " + g.name
 	}
-	return g.gather(ctx, what, &store.Request{Gen: gen, Value: value, What: what})
+	return g.gather(ctx, "", &store.Request{Value: value, What: what})
 }
 
-func (g *Group) gather(ctx context.Context, op string, q *store.Request) ([][]byte, error) {
+// gather takes part in the next generation. word names the operation in errors, if q.What does not.
+func (g *Group) gather(ctx context.Context, word string, q *store.Request) ([][]byte, error) {
+	op := q.What
+	if op == "" {
+		op = fmt.Sprintf("%s of group %s", word, g.name)
+	}
+	// What never reaches the others must not count as a generation.
 	if g.closed.Load() {
 		return nil, fmt.Errorf("%s: the group is closed", op)
 	}
+	if err := checkSize(op, q); err != nil {
+		return nil, err
+	}
 	q.Kind, q.Name, q.Opening, q.Ranks = store.Gather, g.name, g.opening, g.ranks
+	q.Gen = g.gen.Add(1)
+	if q.What == "" {
+		op = fmt.Sprintf("%s #%d of group %s", word, q.Gen, g.name)
+	}
 	r, err := g.job.call(ctx, op, q)
 	if err != nil {
 		return nil, err

@@ -151,14 +151,11 @@ const cancelGrace = time.Second
 
 // call sends a request and waits for its answer. op names it in errors.
 func (j *Job) call(ctx context.Context, op string, q *store.Request) (store.Reply, error) {
-	if len(q.Value) > store.MaxValue {
-		return store.Reply{}, fmt.Errorf("%s: value of %d bytes, at most %d are allowed", op, len(q.Value), store.MaxValue)
-	}
-	if len(q.Name) > store.MaxName {
-		return store.Reply{}, fmt.Errorf("%s: name of %d bytes, at most %d are allowed", op, len(q.Name), store.MaxName)
+	if err := checkSize(op, q); err != nil {
+		return store.Reply{}, err
 	}
 	q.What = q.What[:min(len(q.What), store.MaxName)]
-	// A group's generation is told to the store even so: the others must not wait for it.
+	// A value for the others is given even by a rank that will not wait for theirs.
 	if err := ctx.Err(); err != nil && q.Kind != store.Gather {
 		return store.Reply{}, &WaitError{Op: op, Err: err}
 	}
@@ -185,6 +182,16 @@ func (j *Job) call(ctx context.Context, op string, q *store.Request) (store.Repl
 		return r, nil
 	}
 	return store.Reply{}, j.opError(ctx, op, r.Err)
+}
+
+func checkSize(op string, q *store.Request) error {
+	if len(q.Value) > store.MaxValue {
+		return fmt.Errorf("%s: value of %d bytes, at most %d are allowed", op, len(q.Value), store.MaxValue)
+	}
+	if len(q.Name) > store.MaxName {
+		return fmt.Errorf("%s: name of %d bytes, at most %d are allowed", op, len(q.Name), store.MaxName)
+	}
+	return nil
 }
 
 // opError gives an error to the caller of op. What Close did to it is called by its name.

@@ -311,6 +311,23 @@ func TestDeadlineNamesTheMissing(t *testing.T) {
 		want(t, each(t, jobs[2:], func(ctx context.Context, j *Job) error { return j.Barrier(ctx) }))
 		want(t, each(t, jobs, func(ctx context.Context, j *Job) error { return j.Barrier(ctx) }))
 
+		// A rank that comes with a context that has ended gives its value all the same, and an oversized value is no generation.
+		want(t, each(t, jobs, func(ctx context.Context, j *Job) error {
+			if j.Rank() != 1 {
+				return j.Barrier(ctx)
+			}
+			if _, err := j.AllGather(ctx, make([]byte, 1<<20)); err == nil {
+				return errors.New("oversized value")
+			}
+			ended, cancel := context.WithCancel(ctx)
+			cancel()
+			if err := j.Barrier(ended); err != nil && !errors.Is(err, context.Canceled) {
+				return err
+			}
+			return nil
+		}))
+		want(t, each(t, jobs, func(ctx context.Context, j *Job) error { return j.Barrier(ctx) }))
+
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := jobs[0].Get(ctx, "nothing"); !errors.Is(err, context.Canceled) {

@@ -291,11 +291,16 @@ func (r *remote) events(from int) ([]store.Event, <-chan struct{}) {
 const statusWait = time.Second
 
 func (r *remote) status(rank int) *store.End {
-	grace := time.NewTimer(statusWait)
-	defer grace.Stop()
+	first := r.subscribe()
 	select {
-	case <-r.subscribe():
-	case <-grace.C:
+	case <-first: // as ever but the first time
+	default:
+		grace := time.NewTimer(statusWait)
+		defer grace.Stop()
+		select {
+		case <-first:
+		case <-grace.C:
+		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
