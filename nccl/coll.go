@@ -662,10 +662,9 @@ func (t *collTask) finish(reuse bool) {
 
 // Cancel comes where the stream failed before: the members wait for what will not come. The end of a captured task is told by its replay.
 func (t *collTask) Cancel(cause error) {
-	if t.ticket == 0 {
-		return
+	if t.ticket != 0 {
+		t.h.canceled(t.name(), cause)
 	}
-	t.h.canceled(t.name(), cause)
 	t.h.mu.Lock()
 	defer t.h.mu.Unlock()
 	t.finish(false)

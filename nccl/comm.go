@@ -179,45 +179,62 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 	if c.group, err = job.Group("nccl "+c.key, c.ranks); err != nil {
 		return fail(err)
 	}
-	own, err := job.Ledger(job.Rank())
-	if err != nil {
+	// Each step ends with a meeting: what fails on one member fails on all, and none waits for what will not come.
+	if err := c.commit(waitCtx, c.open()); err != nil {
 		return fail(err)
 	}
-	if err := dev.SetBell(cuda.BellAt(own.Bell())); err != nil {
+	if err := c.commit(waitCtx, c.connect(waitCtx)); err != nil {
 		return fail(err)
-	}
-	if c.acct, err = own.OpenAccount(c.id); err != nil {
-		return fail(err)
-	}
-	if len(c.ranks) == 1 {
-		c.be = &alone{c: c}
-	} else if c.be, err = newHost(waitCtx, c); err != nil {
-		// The others learn of it below.
-		c.be = nil
-	}
-	if err := c.commit(waitCtx, err); err != nil {
-		return fail(err)
-	}
-	c.peers = make([]peer, len(c.ranks))
-	for i, r := range c.ranks {
-		l, err := job.Ledger(r)
-		if err != nil {
-			return fail(err)
-		}
-		c.peers[i] = peer{acct: l.FindAccount(c.id), bell: cuda.BellAt(l.Bell())}
-		if c.peers[i].acct == nil {
-			return fail(fmt.Errorf("rank %d has no account in its ledger", i))
-		}
 	}
 	if h, ok := c.be.(*host); ok {
-		h.start()
-	}
-	// Nobody uses the communicator before all can.
-	if err := c.commit(waitCtx, nil); err != nil {
-		return fail(err)
+		h.withdrawSegment()
 	}
 	c.unsee = job.Watch(c.event)
 	return c, nil
+}
+
+// open makes what this rank has for itself, and what the others will map.
+func (c *Comm) open() error {
+	own, err := c.job.Ledger(c.job.Rank())
+	if err != nil {
+		return err
+	}
+	if err := c.dev.SetBell(cuda.BellAt(own.Bell())); err != nil {
+		return err
+	}
+	if c.acct, err = own.OpenAccount(c.id); err != nil {
+		return err
+	}
+	if len(c.ranks) == 1 {
+		c.be = &alone{c: c}
+		return nil
+	}
+	h := newHost(c)
+	c.be = h
+	if c.rank == 0 {
+		return h.makeSegment()
+	}
+	return nil
+}
+
+// connect finds what the others have opened.
+func (c *Comm) connect(ctx context.Context) error {
+	peers := make([]peer, len(c.ranks))
+	for i, r := range c.ranks {
+		l, err := c.job.Ledger(r)
+		if err != nil {
+			return err
+		}
+		peers[i] = peer{acct: l.FindAccount(c.id), bell: cuda.BellAt(l.Bell())}
+		if peers[i].acct == nil {
+			return fmt.Errorf("rank %d has no account in its ledger", i)
+		}
+	}
+	c.peers = peers
+	if h, ok := c.be.(*host); ok && c.rank != 0 {
+		return h.mapSegment(ctx)
+	}
+	return nil
 }
 
 // commit tells the members whether this one is ready, and fails with the first member's error if one is not.
@@ -550,6 +567,12 @@ func (c *Comm) releaseAll(why error) {
 func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 	if err := c.usable(); err != nil {
 		return nil, c.errorf("split", err)
+	}
+	c.mu.Lock()
+	gate := c.gate
+	c.mu.Unlock()
+	if gate != nil {
+		return nil, c.errorf("split", fmt.Errorf("%w: %s", ErrInUse, whoText(gate)))
 	}
 	c.splits++
 	type member struct{ color, key, rank int }

@@ -12,27 +12,36 @@ import (
 // The collectives of a group run in the order of their calls, its Sends and Recvs after them, on one stream for each communicator.
 // Groups nest: the outermost issues. Calls on other communicators are issued at once.
 func Group(fn func() error, comms ...*Comm) (err error) {
+	var own []*Comm // each once
 	for _, c := range comms {
-		c.grouping++
+		if !slices.Contains(own, c) {
+			own = append(own, c)
+		}
 	}
-	ended := false
+	before := make([]int, len(own))
+	for i, c := range own {
+		c.grouping++
+		before[i] = len(c.collected)
+	}
+	good := false
 	defer func() {
-		for _, c := range comms {
-			if c.grouping--; !ended && c.grouping == 0 {
-				c.collected = c.collected[:0]
+		for i, c := range own {
+			if !good {
+				c.collected = c.collected[:before[i]]
 			}
+			c.grouping--
 		}
 	}()
 	if err := fn(); err != nil {
 		return err
 	}
+	good = true
 	var mine []*Comm // those for which this is the outermost group
-	for _, c := range comms {
-		if c.grouping == 1 && len(c.collected) > 0 && !slices.Contains(mine, c) {
+	for _, c := range own {
+		if c.grouping == 1 && len(c.collected) > 0 {
 			mine = append(mine, c)
 		}
 	}
-	ended = true
 	// In an order that is the same on all members.
 	slices.SortFunc(mine, func(a, b *Comm) int { return slices.Compare(a.uid[:], b.uid[:]) })
 	calls := make([][]Call, len(mine))

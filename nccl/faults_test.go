@@ -397,6 +397,26 @@ func TestInit(t *testing.T) {
 			return wantErr(err, nil, "rank 2", "SIGSEGV")
 		})
 	})
+	t.Run("a member cannot", func(t *testing.T) {
+		ranktest.Run(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+			if job.Rank() != 1 {
+				err := with(ctx, job, nil, func(*world) error { return nil })
+				return wantErr(err, nil, "rank 1: ", "accounts of rank 1 are in use")
+			}
+			own, err := job.Ledger(1)
+			if err != nil {
+				return err
+			}
+			for id := uint64(1); err == nil; id++ {
+				var a *bootstrap.Account
+				if a, err = own.OpenAccount(id); err == nil {
+					defer a.Release()
+				}
+			}
+			err = with(ctx, job, nil, func(*world) error { return nil })
+			return wantErr(err, nil, "accounts of rank 1 are in use")
+		})
+	})
 	t.Run("no member", func(t *testing.T) {
 		ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
 			for _, ranks := range [][]int{{1 - job.Rank()}, {job.Rank(), job.Rank()}, {job.Rank(), 7}} {

@@ -59,60 +59,63 @@ type host struct {
 	peers peerMappings
 }
 
-func newHost(ctx context.Context, c *Comm) (backend, error) {
+func newHost(c *Comm) *host {
 	n := len(c.ranks)
 	h := &host{c: c, n: n, rank: c.rank, seg: newSegment(n), turn: 1,
 		sent: make([]uint64, n), received: make([]uint64, n), given: make([]uint64, n), taken: make([]uint64, n),
 		srcs: make([][]byte, n), dsts: make([][]byte, n), part: make([][]byte, n), out: make([][]byte, n), acc: make([]byte, accSize)}
 	h.peers.of = map[mapKey]*mapping{}
 	h.peers.exports = map[uint64]func(){}
-	if err := h.share(ctx); err != nil {
-		return nil, err
-	}
-	return h, nil
+	return h
 }
 
-// share makes the control segment on the first member and maps it on the others. Ranks of one process share Go memory: so the race
-// detector sees what they do, and none can unmap it under another.
-func (h *host) share(ctx context.Context) (err error) {
-	c := h.c
-	key := "nccl " + c.key + " control"
-	fd := -1
-	defer func() {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
-		if err != nil {
-			h.release()
-		}
-	}()
-	first := c.rank == 0
-	var local []uint64
-	switch {
-	case !first:
-		hd, err := c.job.Import(ctx, c.ranks[0], key)
-		if err != nil {
-			return err
-		}
-		fd = hd.FD
-		local, _ = hd.Local.([]uint64)
-	case c.job.InProcess():
-		local = make([]uint64, h.seg.size()/8)
-	default:
-		if fd, err = memfd(h.seg.size()); err != nil {
-			return err
-		}
+func (h *host) segmentKey() string { return "nccl " + h.c.key + " control" }
+
+// makeSegment makes the control segment, on the first member. Ranks of one process share Go memory: so the race detector
+// sees what they do, and none can unmap it under another.
+func (h *host) makeSegment() error {
+	if h.c.job.InProcess() {
+		local := make([]uint64, h.seg.size()/8)
+		return h.exportSegment(-1, local, wordBytes(local))
 	}
-	if local != nil {
-		err = h.seg.adopt(unsafe.Slice((*byte)(unsafe.Pointer(&local[0])), 8*len(local)), first)
-	} else if h.segMem, err = c.dev.MapShared(cuda.SharedMemory{FD: fd, Size: uint64(h.seg.size())}); err == nil {
-		err = h.seg.adopt(h.segMem.Bytes(), first)
+	fd, err := memfd(h.seg.size())
+	if err != nil {
+		return err
 	}
-	if err == nil && first {
-		h.withdraw, err = c.job.Export(key, bootstrap.Handle{FD: fd, Local: local})
+	defer unix.Close(fd)
+	if h.segMem, err = h.c.dev.MapShared(cuda.SharedMemory{FD: fd, Size: uint64(h.seg.size())}); err != nil {
+		return err
 	}
+	return h.exportSegment(fd, nil, h.segMem.Bytes())
+}
+
+func (h *host) exportSegment(fd int, local []uint64, b []byte) (err error) {
+	if err := h.seg.adopt(b, true); err != nil {
+		return err
+	}
+	h.withdraw, err = h.c.job.Export(h.segmentKey(), bootstrap.Handle{FD: fd, Local: local})
 	return err
 }
+
+// mapSegment maps it on the others.
+func (h *host) mapSegment(ctx context.Context) error {
+	hd, err := h.c.job.Import(ctx, h.c.ranks[0], h.segmentKey())
+	if err != nil {
+		return err
+	}
+	if hd.FD >= 0 {
+		defer unix.Close(hd.FD)
+	}
+	if local, _ := hd.Local.([]uint64); local != nil {
+		return h.seg.adopt(wordBytes(local), false)
+	}
+	if h.segMem, err = h.c.dev.MapShared(cuda.SharedMemory{FD: hd.FD, Size: uint64(h.seg.size())}); err != nil {
+		return err
+	}
+	return h.seg.adopt(h.segMem.Bytes(), false)
+}
+
+func wordBytes(w []uint64) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(&w[0])), 8*len(w)) }
 
 // memfd makes shared memory that cannot shrink under those who map it.
 func memfd(size int) (int, error) {
@@ -130,8 +133,8 @@ func memfd(size int) (int, error) {
 	return fd, nil
 }
 
-// start follows when all members have the segment.
-func (h *host) start() {
+// withdrawSegment ends the export, when all have the segment.
+func (h *host) withdrawSegment() {
 	if h.withdraw != nil {
 		h.withdraw()
 		h.withdraw = nil
@@ -288,7 +291,7 @@ func (h *host) absent(r int, own bootstrap.Record) error {
 func (h *host) tell(err error) error {
 	h.segMu.RLock()
 	defer h.segMu.RUnlock()
-	if h.gone {
+	if h.gone || h.seg.b == nil {
 		return err
 	}
 	rank := h.c.ranks[h.rank]
@@ -314,7 +317,7 @@ func (h *host) tell(err error) error {
 func (h *host) told() error {
 	h.segMu.RLock()
 	defer h.segMu.RUnlock()
-	if h.gone || !h.seg.isTold() {
+	if h.gone || h.seg.b == nil || !h.seg.isTold() {
 		return nil
 	}
 	return h.toldError()
@@ -349,7 +352,7 @@ func (h *host) release() {
 	h.segMu.Lock()
 	defer h.segMu.Unlock()
 	h.gone = true
-	h.start()
+	h.withdrawSegment()
 	h.peers.unmapAll()
 	if h.segMem != nil {
 		h.segMem.Close()

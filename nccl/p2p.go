@@ -395,10 +395,9 @@ func (t *p2pTask) finish(reuse bool) {
 
 // Cancel comes where the stream failed before.
 func (t *p2pTask) Cancel(cause error) {
-	if t.ticket == 0 {
-		return
+	if t.ticket != 0 {
+		t.h.canceled(t.name(), cause)
 	}
-	t.h.canceled(t.name(), cause)
 	t.h.mu.Lock()
 	defer t.h.mu.Unlock()
 	t.finish(false)

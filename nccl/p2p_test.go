@@ -248,10 +248,13 @@ func TestGroupRules(t *testing.T) {
 			fill(x, func(i int) int32 { return int32(i) })
 			err = nccl.Group(func() error {
 				a, b := peer, 1-peer
+				nccl.Group(func() error { // a failed part is left out
+					return errors.Join(nccl.AllReduce(comms[a], x, y, nccl.Max, w.stream), oops)
+				}, comms[a])
 				return errors.Join(
 					nccl.Group(func() error { // nested: part of the outer one
 						return nccl.AllReduce(comms[a], x, x, nccl.Sum, w.stream)
-					}, comms[a]),
+					}, comms[a], comms[a]),
 					nccl.AllReduce(comms[b], x, x, nccl.Sum, w.stream))
 			}, comms...)
 			if err := outcome(ctx, w.stream, err); err != nil {
