@@ -35,7 +35,7 @@ func served(t *testing.T, n int) []*Job {
 	nodeOf := make([]int, n)
 	st := store.New(nodeOf)
 	name := "gorun-test-" + rand.Text()
-	srv, err := server.Start(server.Config{Name: name, Job: "test", NodeOf: nodeOf, Host: "a", State: st, Logf: t.Logf})
+	srv, err := server.Start(server.Config{Name: name, Job: "test", NodeOf: nodeOf, Host: "a", State: st, Logf: t.Logf, DeathHold: 20 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

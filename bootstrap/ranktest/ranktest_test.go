@@ -58,7 +58,8 @@ func TestEnds(t *testing.T) {
 					return fmt.Errorf("barrier: %v, want an error of rank 1", err)
 				}
 				// An error ends with a goodbye first, which is what the others may see.
-				if !dead.Left && dead.Cause != c.cause {
+				// On a busy machine the broken connection may be told before the account of the process.
+				if !dead.Left && dead.Cause != c.cause && dead.Cause != "lost its control connection" {
 					return fmt.Errorf("cause %q, want %q", dead.Cause, c.cause)
 				}
 				if dead.Left && c.name != "error" {

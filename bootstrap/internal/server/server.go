@@ -47,6 +47,8 @@ type Config struct {
 	State  State
 	Logf   func(format string, args ...any)
 	Joined func() // called when the first rank has joined; may be nil
+
+	DeathHold time.Duration // 0: deathHold
 }
 
 // Server is a running server.
@@ -118,6 +120,9 @@ func Start(c Config) (*Server, error) {
 	}
 	if c.Logf == nil {
 		c.Logf = func(string, ...any) {}
+	}
+	if c.DeathHold == 0 {
+		c.DeathHold = deathHold
 	}
 	s := &Server{
 		Config: c, listener: l, quit: make(chan struct{}),
@@ -521,7 +526,7 @@ func (s *Server) lost(c *conn, err error) {
 		s.tell(r)
 		return
 	}
-	r.hold = time.AfterFunc(deathHold, func() {
+	r.hold = time.AfterFunc(s.DeathHold, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.tell(r)
