@@ -97,16 +97,12 @@ func FromEnviron(environ []string) (Env, error) {
 		if !d.is(v) {
 			continue
 		}
-		// What gorun itself sets for PyTorch and DeepSpeed is not another family.
-		if len(found) > 0 && found[0].Launcher == "gorun" && (d.launcher == "torchrun" || d.launcher == "deepspeed") {
-			continue
-		}
 		e, err := d.read(v)
 		if err != nil {
 			return Env{}, err
 		}
 		if e.Launcher == "gorun" && e.Size > 1 {
-			return e, nil
+			return e, nil // what gorun itself sets for PyTorch and others is not another family
 		}
 		found = append(found, e)
 	}

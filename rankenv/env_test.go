@@ -33,6 +33,12 @@ func TestFromEnviron(t *testing.T) {
 			env:  strings.Join(alone.Environ(), " ") + " OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 PMIX_NAMESPACE=ns",
 			want: rankenv.Env{Launcher: "openmpi", Job: "openmpi-ns", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Nodes: 1, Device: "1"},
 		},
+		{name: "gorun job of one", env: strings.Join(alone.Environ(), " "), want: alone},
+		{
+			name: "torchrun inside a gorun job of one",
+			env:  "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 GROUP_WORLD_SIZE=1 " + strings.Join(alone.Environ()[:10], " "),
+			want: rankenv.Env{Launcher: "torchrun", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Nodes: 1, Device: "1"},
+		},
 		{name: "gorun without size", env: "GORUN_RANK=0", err: "GORUN_RANK is set but GORUN_SIZE is not"},
 		{name: "gorun without local", env: "GORUN_RANK=0 GORUN_SIZE=2", err: "GORUN_LOCAL_RANK is not"},
 		{name: "gorun contradicts itself", env: "GORUN_RANK=2 GORUN_SIZE=2", err: "GORUN_RANK=2 with GORUN_SIZE=2"},
