@@ -74,6 +74,9 @@ func sizeOf[T Element]() uint64 {
 	return uint64(unsafe.Sizeof(z))
 }
 
+// element is the type of the elements, for who knows the Slice by reflection only.
+func (s Slice[T]) element() DType { return DTypeOf[T]() }
+
 // Len is the number of elements.
 func (s Slice[T]) Len() int { return s.n }
 

@@ -55,32 +55,53 @@ type opened interface{ String() string }
 // lastID numbers streams, memory, captures and graphs of the process.
 var lastID atomic.Uint64
 
-// Open opens a device by token (bootstrap.Job.Device): "" chooses the machine's GPU, or the host platform where
-// there is no GPU hardware; "host" demands the host platform; GORUN_DEVICE overrides "". GPU hardware that
-// cannot be used is an error, never a silent fall back.
+// Open opens a device by token (bootstrap.Job.Device):
+//
+//	""          the machine's GPU, chosen by the rank's place on its host (GORUN_LOCAL_RANK, LOCAL_RANK) among those that
+//	            the driver shows (CUDA_VISIBLE_DEVICES); the host platform where there is no GPU hardware
+//	"host"      the host platform
+//	"1"         the GPU with this number among those that the driver shows
+//	"GPU-8a5e"  the GPU with this UUID, or the only one whose UUID begins so
+//	"MIG-…"     an instance of a partitioned GPU. Where the driver does not show it, CUDA_VISIBLE_DEVICES is set if the process has not set it
+//
+// GORUN_DEVICE overrides "". GPU hardware that cannot be used is an error that lists the libraries tried, never a silent fall back.
 func Open(token string) (*Device, error) {
 	return open(token, os.Getenv("GORUN_DEVICE"), "/")
 }
 
 // open has the environment and the root of /dev and /proc as arguments, for tests.
 func open(token, env, root string) (*Device, error) {
+	const op = "open device"
 	subject := fmt.Sprintf("device %q", token)
 	if token == "" && env != "" {
 		token, subject = env, fmt.Sprintf("GORUN_DEVICE=%q", env)
 	}
-	switch token {
-	case "host":
-	case "":
-		if hw := findHardware(root); hw != nil {
-			return nil, &Error{Op: "open device", Detail: hw.what + " found (" + hw.where + ")",
-				Err: fmt.Errorf("gorun's %s platform is not part of this version; set GORUN_DEVICE=host to use the host platform", hw.platform)}
-		}
-	default:
-		return nil, &Error{Op: "open device", Detail: subject,
-			Err: errors.New(`unknown; this version has "host", and "" for what the machine has`)}
-	}
 	d := &Device{open: make(map[opened]struct{})}
-	d.plat = newHostDevice(d)
+	if token == "host" {
+		d.plat = newHostDevice(d)
+		return d, nil
+	}
+	if token != "" && !isDeviceToken(token) {
+		return nil, &Error{Op: op, Detail: subject, Err: errors.New(`unknown: use "host", a GPU's number or its UUID`)}
+	}
+	hw := findHardware(root)
+	if hw == nil && token != "" {
+		if hw = overriddenDriver(); hw == nil {
+			return nil, &Error{Op: op, Detail: subject, Err: errors.New("no GPU hardware found on this machine")}
+		}
+	}
+	if hw == nil {
+		d.plat = newHostDevice(d)
+		return d, nil
+	}
+	plat, err := newDriverDevice(d, hw.platform, token)
+	if err != nil {
+		if token == "" {
+			subject, err = hw.what+" found ("+hw.where+")", fmt.Errorf("%w\n\tGORUN_DEVICE=host uses the host platform instead", err)
+		}
+		return nil, &Error{Op: op, Detail: subject, Err: err}
+	}
+	d.plat = plat
 	return d, nil
 }
 
@@ -110,6 +131,63 @@ func (d *Device) Platform() Platform { return d.plat.kind() }
 
 // String names the device for people: "host (2 cores)".
 func (d *Device) String() string { return d.plat.String() }
+
+// Info describes a device.
+type Info struct {
+	Platform        Platform
+	Name            string // the model: "NVIDIA H200"; "host"
+	Index           int    // number among the devices that the driver shows; -1 on the host platform
+	UUID            string // "GPU-8a5e…" or "MIG-…"; "" on the host platform
+	PCIBusID        string // "0000:1b:00.0"; "" on the host platform
+	Major, Minor    int    // compute capability: 9.0
+	Memory          uint64 // bytes
+	Multiprocessors int    // cores that a rank computes on, on the host platform
+	Driver          string // version of the driver's interface: "13.0"; "" on the host platform
+	Library         string // the file of the driver library; "" on the host platform
+}
+
+// Info describes the device.
+func (d *Device) Info() Info { return d.plat.info() }
+
+// MemoryInfo is the free and the whole memory of the device in bytes, whoever uses it.
+func (d *Device) MemoryInfo() (free, total uint64, err error) {
+	const op = "memory info"
+	d.mu.Lock()
+	closed := d.closed
+	d.mu.Unlock()
+	if closed {
+		return 0, 0, &Error{Op: op, Err: ErrClosed}
+	}
+	if free, total, err = d.plat.memoryInfo(); err != nil {
+		return 0, 0, &Error{Op: op, Err: err}
+	}
+	return free, total, nil
+}
+
+// Bind locks the goroutine to its thread and makes the device current on it, for a library that calls the GPU's libraries itself.
+// Bound.Release undoes the lock. Calls of this package need no Bind, and may be made while bound. On the host platform it does nothing.
+func (d *Device) Bind() Bound {
+	if err := d.plat.bind(); err != nil {
+		return Bound{err: &Error{Op: "bind", Detail: d.String(), Err: err}}
+	}
+	return Bound{d: d}
+}
+
+// Bound is a thread with the device current on it.
+type Bound struct {
+	d   *Device
+	err error
+}
+
+// Err is why the device is not current: it is closed, or lost.
+func (b Bound) Err() error { return b.err }
+
+// Release ends it, on the same goroutine.
+func (b Bound) Release() {
+	if b.d != nil {
+		b.d.plat.unbind()
+	}
+}
 
 // Close releases the device. While streams, events, memory or graphs of it are open it is an error that names them, and the
 // device stays open; after success it may be called again and does nothing. It waits for host functions that are still running

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gorun-dev/gorun/cuda/internal/cusys"
 )
 
 func TestOpen(t *testing.T) {
@@ -21,15 +23,23 @@ func TestOpen(t *testing.T) {
 		{name: "host on a GPU machine", token: "host", files: []string{"dev/nvidiactl"}},
 		{name: "host by environment on a GPU machine", env: "host", files: []string{"dev/nvidiactl"}},
 		{name: "nvidia driver", files: []string{"proc/driver/nvidia/version"},
-			errText: []string{"an NVIDIA GPU found", "proc/driver/nvidia/version", "CUDA platform is not part of this version", "GORUN_DEVICE=host"}},
-		{name: "nvidia device", files: []string{"dev/nvidiactl"}, errText: []string{"nvidiactl", "CUDA platform", "GORUN_DEVICE=host"}},
-		{name: "amd", files: []string{"dev/kfd"}, errText: []string{"an AMD GPU", "HIP platform", "GORUN_DEVICE=host"}},
-		{name: "moore threads", files: []string{"dev/mtgpu.0"}, errText: []string{"a Moore Threads GPU", "mtgpu.0", "MUSA platform"}},
-		{name: "unknown token", token: "3", errText: []string{`device "3"`, "unknown"}},
+			errText: []string{"an NVIDIA GPU found", "proc/driver/nvidia/version", "load the CUDA driver: no usable library", "/nowhere/libcuda.so.1 (GORUN_CUDA_LIB)", "GORUN_DEVICE=host"}},
+		{name: "nvidia device", files: []string{"dev/nvidiactl"}, errText: []string{"nvidiactl", "the CUDA driver", "GORUN_DEVICE=host"}},
+		{name: "amd", files: []string{"dev/kfd"}, errText: []string{"an AMD GPU", "the HIP runtime", "GORUN_DEVICE=host"}},
+		{name: "moore threads", files: []string{"dev/mtgpu.0"}, errText: []string{"a Moore Threads GPU", "mtgpu.0", "the MUSA driver"}},
+		{name: "number", token: "3", files: []string{"dev/nvidiactl"}, errText: []string{`open device: device "3": load the CUDA driver`}},
+		{name: "UUID", token: "GPU-12ab", files: []string{"dev/nvidiactl"}, errText: []string{`device "GPU-12ab": load the CUDA driver`}},
+		{name: "unknown token", token: "-1", errText: []string{`device "-1"`, "unknown"}},
 		{name: "unknown environment", env: "tpu", errText: []string{`GORUN_DEVICE="tpu"`, "unknown"}},
 		{name: "the token is stronger", token: "host", env: "tpu"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if drivers.open != nil {
+				t.Skip("this process has a driver open already")
+			}
+			for _, v := range cusys.Vendors { // no library, whatever the machine has
+				t.Setenv(v.Driver.Env, "/nowhere/"+v.Driver.Sonames[0])
+			}
 			root := t.TempDir()
 			for _, f := range c.files {
 				f = filepath.Join(root, f)
@@ -55,6 +65,15 @@ func TestOpenReadsEnvironment(t *testing.T) {
 	t.Setenv("GORUN_DEVICE", "tpu")
 	_, err := Open("")
 	wantText(t, err, "tpu")
+}
+
+// TestOpenWithoutHardware wants a GPU by name where there is none.
+func TestOpenWithoutHardware(t *testing.T) {
+	for _, v := range cusys.Vendors {
+		t.Setenv(v.Driver.Env, "")
+	}
+	_, err := open("3", "", t.TempDir())
+	wantText(t, err, `device "3"`, "no GPU hardware found")
 }
 
 func TestPlatformString(t *testing.T) {

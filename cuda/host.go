@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"runtime"
 	"strconv"
 	"sync"
@@ -146,7 +147,28 @@ func (d *hostDevice) mapShared(s SharedMemory) (platformPeer, error) {
 }
 
 // loadKernel has nothing to load: kernels run their Host function.
-func (d *hostDevice) loadKernel(string, string) (platformKernel, error) { return nil, nil }
+func (d *hostDevice) loadKernel(string, string, reflect.Type) (platformKernel, error) {
+	return nil, nil
+}
+
+// bind has nothing to bind: any thread may do anything here.
+func (d *hostDevice) bind() error { return nil }
+func (d *hostDevice) unbind()     {}
+
+func (d *hostDevice) info() Info {
+	_, total, _ := d.memoryInfo()
+	return Info{Platform: Host, Name: "host", Index: -1, Memory: total, Multiprocessors: d.cores}
+}
+
+func (d *hostDevice) memoryInfo() (free, total uint64, err error) {
+	var i unix.Sysinfo_t
+	if err := unix.Sysinfo(&i); err != nil {
+		return 0, 0, err
+	}
+	return i.Freeram * uint64(i.Unit), i.Totalram * uint64(i.Unit), nil
+}
+
+func (d *hostDevice) qualifies(addr uintptr, n uint64) error { return d.space.qualifies(addr, n) }
 
 // pending reports whether any stream has work left.
 func (d *hostDevice) pending() bool {

@@ -227,6 +227,25 @@ func (a *addressSpace) find(addr uintptr) string {
 	return fmt.Sprintf("%#x is in no allocation", addr)
 }
 
+// qualifies says whether an address range is inside one live shareable allocation.
+func (a *addressSpace) qualifies(addr uintptr, n uint64) error {
+	a.mu.Lock()
+	for m := range a.live {
+		if off := addr - uintptr(m.addr); off < m.len {
+			a.mu.Unlock()
+			switch {
+			case m.fd < 0 && m.heap == nil:
+				return fmt.Errorf("%#x is in %s: it is private memory", addr, m.name)
+			case n > uint64(m.len-off):
+				return fmt.Errorf("%d bytes at %#x reach beyond %s", n, addr, m.name)
+			}
+			return nil
+		}
+	}
+	a.mu.Unlock()
+	return errors.New(a.find(addr))
+}
+
 // hostPeer is another rank's memory.
 type hostPeer struct {
 	mapped unsafe.Pointer // nil: heap, or nothing

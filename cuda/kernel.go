@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"unsafe"
 )
@@ -28,7 +29,9 @@ type Kernel[A any] struct {
 	spec KernelSpec[A]
 	raw  platformKernel // nil: the Host function is run
 	pool taskPool[kernelTask[A]]
-	pace atomic.Int64 // measured picoseconds an item, 0 before the first run
+
+	boxes taskPool[A]  // arguments on their way to raw
+	pace  atomic.Int64 // measured picoseconds an item, 0 before the first run
 }
 
 // NewKernel loads a kernel. It needs no closing.
@@ -40,7 +43,7 @@ func NewKernel[A any](d *Device, spec KernelSpec[A]) (*Kernel[A], error) {
 	if err := d.Err(); err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
-	raw, err := d.plat.loadKernel(spec.Name, spec.CUDA)
+	raw, err := d.plat.loadKernel(spec.Name, spec.CUDA, reflect.TypeFor[A]())
 	if err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
@@ -73,9 +76,15 @@ func (k *Kernel[A]) Launch(s *Stream, g Grid, a A) error {
 	return h.enqueue("launch kernel", entry{task: t}, t)
 }
 
-// launchRaw is apart from Launch because its copy of the arguments escapes to the heap.
+// launchRaw gives the platform the arguments in memory that is used again, because their address escapes.
 func (k *Kernel[A]) launchRaw(s *Stream, g Grid, a A) error {
-	return k.raw.launch(s.raw, g, unsafe.Pointer(&a), unsafe.Sizeof(a))
+	box := k.boxes.get()
+	*box = a
+	err := k.raw.launch(s.raw, g, unsafe.Pointer(box))
+	var none A
+	*box = none
+	k.boxes.put(box)
+	return err
 }
 
 // kernelTask is one launch on the host.

@@ -351,6 +351,31 @@ func (m *Memory) mustBeHost(op string) {
 	}
 }
 
+// Qualifies explains why the range cannot be registered with a communicator or be part of a window: it is not Shareable memory,
+// or was freed. nil: it can. It may be called during a capture.
+func (r Range) Qualifies() error {
+	const op = "qualify for registration"
+	switch err := r.check(); {
+	case err != nil:
+		return &Error{Op: op, Err: err}
+	case r.Mem == nil:
+		return &Error{Op: op, Detail: r.String(), Err: errors.New("it has no memory")}
+	case r.Mem.gone.Load():
+		return &Error{Op: op, Detail: r.Mem.String() + " was freed", Err: ErrIllegalAddress}
+	case r.Mem.kind != Shareable:
+		return &Error{Op: op, Detail: r.Mem.String(), Err: errors.New("it is private memory: allocate it as Shareable (nccl.Alloc)")}
+	}
+	return r.Mem.dev.Qualifies(r.Pointer(), r.Len)
+}
+
+// Qualifies is Range.Qualifies for memory of any origin, by its address: on a GPU it asks the driver how the memory was made.
+func (d *Device) Qualifies(addr uintptr, bytes uint64) error {
+	if err := d.plat.qualifies(addr, bytes); err != nil {
+		return &Error{Op: "qualify for registration", Err: err}
+	}
+	return nil
+}
+
 // Pointer is the device address of the range's first byte.
 func (r Range) Pointer() uintptr { return uintptr(r.address()) }
 

@@ -2,12 +2,13 @@ package cuda
 
 import (
 	"context"
+	"reflect"
 	"unsafe"
 )
 
 // platform is what a kind of device does. The exported types check arguments, keep count of what is open and
-// own the rules that are the same everywhere; below this seam is the host (host*.go), and a driver library with CUDA's
-// calls fits under it: each method is one or two calls of such a library.
+// own the rules that are the same everywhere; below this seam are the host (host*.go) and the driver libraries of
+// GPUs (driver*.go), for which most methods are one or two calls.
 type platform interface {
 	kind() Platform
 	String() string
@@ -19,6 +20,14 @@ type platform interface {
 	ring()
 	failed() // the device has got its sticky error
 
+	// bind makes the calling thread the goroutine's, and the device current on it; unbind lets it go.
+	bind() error
+	unbind()
+	info() Info
+	memoryInfo() (free, total uint64, err error)
+	// qualifies explains why n bytes at an address cannot be registered; nil where they can.
+	qualifies(addr uintptr, n uint64) error
+
 	// unsafeCall is asked before calls that a capture forbids to this thread. It invalidates the captures that forbid it.
 	unsafeCall(op string) error
 
@@ -26,8 +35,8 @@ type platform interface {
 	mapShared(s SharedMemory) (platformPeer, error)
 	newStream(id uint64) (platformStream, error)
 	newEvent(id uint64) (platformEvent, error)
-	// loadKernel compiles or finds a kernel; nil: the platform runs the Host function.
-	loadKernel(name, source string) (platformKernel, error)
+	// loadKernel compiles or finds a kernel whose arguments are of the Go type args; nil: the platform runs the Host function.
+	loadKernel(name, source string, args reflect.Type) (platformKernel, error)
 }
 
 type platformMemory interface {
@@ -50,11 +59,15 @@ type platformStream interface {
 	hostFunc(fn func()) error
 	record(e platformEvent) error
 	wait(e platformEvent) error
-	copy(dst, src unsafe.Pointer, n uint64) error
+	copy(dst, src unsafe.Pointer, n uint64) error    // within the device's memory
+	copyIn(dst, src unsafe.Pointer, n uint64) error  // from Go memory
+	copyOut(dst, src unsafe.Pointer, n uint64) error // to Go memory
 	fill(dst unsafe.Pointer, n uint64, pattern uint64, width int) error
 	beginCapture(mode CaptureMode) error
 	endCapture() (platformGraph, error)
 	capture() *Capture
+	// watch has check asked by whoever waits: see Stream.Watch.
+	watch(check func(done bool) error) (remove func())
 }
 
 type platformEvent interface {
@@ -64,7 +77,7 @@ type platformEvent interface {
 }
 
 type platformKernel interface {
-	launch(s platformStream, g Grid, args unsafe.Pointer, size uintptr) error
+	launch(s platformStream, g Grid, args unsafe.Pointer) error
 }
 
 type platformCapture interface {

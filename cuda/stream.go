@@ -91,6 +91,11 @@ func (s *Stream) HostFunc(fn func()) error {
 	return s.raw.hostFunc(fn)
 }
 
+// Watch has check asked again and again by whoever waits for the stream, or for an event of it or a stream that waits for one. An error that it
+// returns ends the wait and sticks to the stream. done says that all that was enqueued has ended, well or badly: a GPU reports success for
+// a collective that was aborted. check must not wait, nor call package cuda. For libraries on a GPU; a host task fails by itself, and the host platform asks nothing.
+func (s *Stream) Watch(check func(done bool) error) (remove func()) { return s.raw.watch(check) }
+
 // Record and Wait order streams by an event. During a capture a Wait on an event recorded in the capture makes the stream join it.
 // Waiting on an event that was never recorded does nothing.
 func (s *Stream) Record(e *Event) error {
@@ -173,7 +178,7 @@ func CopyToDevice[T Element](dst Slice[T], src []T, s *Stream) error {
 	if err := errors.Join(checkRange(op, dst.Range(), s), sameLength(op, dst.n, len(src))); err != nil {
 		return err
 	}
-	return s.raw.copy(dst.Range().address(), unsafe.Pointer(unsafe.SliceData(src)), dst.Range().Len)
+	return s.raw.copyIn(dst.Range().address(), unsafe.Pointer(unsafe.SliceData(src)), dst.Range().Len)
 }
 
 // CopyToHost: see Copy.
@@ -182,7 +187,7 @@ func CopyToHost[T Element](dst []T, src Slice[T], s *Stream) error {
 	if err := errors.Join(checkRange(op, src.Range(), s), sameLength(op, len(dst), src.n)); err != nil {
 		return err
 	}
-	return s.raw.copy(unsafe.Pointer(unsafe.SliceData(dst)), src.Range().address(), src.Range().Len)
+	return s.raw.copyOut(unsafe.Pointer(unsafe.SliceData(dst)), src.Range().address(), src.Range().Len)
 }
 
 // Fill: see Copy.
@@ -208,6 +213,10 @@ func checkRange(op string, r Range, s *Stream) error {
 	}
 	if r.Mem == nil {
 		return nil
+	}
+	if r.Mem.gone.Load() && s.dev.plat.kind() != Host {
+		// There the stream would lose the context. On the host the fault is the device's own sticky error.
+		return &Error{Op: op, Detail: r.Mem.String() + " was freed", Err: ErrIllegalAddress}
 	}
 	return s.sameDevice(op, r.Mem.dev)
 }

@@ -1,0 +1,228 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/cuda/internal/cusys"
+)
+
+// driverCaptures are the captures in progress on a device that were begun here.
+type driverCaptures struct {
+	n      atomic.Int32
+	mu     sync.Mutex // guards active
+	active []*driverCapture
+}
+
+func (cs *driverCaptures) any() bool { return cs.n.Load() > 0 }
+
+func (cs *driverCaptures) change(change func([]*driverCapture) []*driverCapture) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.active = change(cs.active)
+	cs.n.Store(int32(len(cs.active)))
+}
+
+// unsafeCall refuses what a capture forbids to this thread before the driver does: the driver's calls for shareable memory do not, and
+// leave a graph that cannot run.
+func (g *driverDevice) unsafeCall(op string) error {
+	if !g.captures.any() {
+		return nil
+	}
+	tid := unix.Gettid()
+	g.captures.mu.Lock()
+	active := slices.Clone(g.captures.active)
+	g.captures.mu.Unlock()
+	var refused error
+	for _, c := range active {
+		if c.mode == CaptureGlobal || c.mode == CaptureThreadLocal && c.tid == tid {
+			refused = c.forbid(op, "")
+		}
+	}
+	return refused
+}
+
+// driverCapture is a capture of the driver, and what this package knows of it. One that a forbidden call has spoilt here may still be
+// whole for the driver; EndCapture then throws its graph away.
+type driverCapture struct {
+	g      *driverDevice
+	pub    *Capture
+	mode   CaptureMode
+	tid    int
+	origin *driverStream
+
+	mu      sync.Mutex // guards what follows
+	st      CaptureState
+	cause   error // of the invalidation
+	noted   error // the first call that the driver refused
+	streams []*driverStream
+	calls   []uint64 // host functions, for the graph
+	pieces  []pinnedPiece
+}
+
+func (c *driverCapture) String() string {
+	return fmt.Sprintf("%s capture %d on %s", c.mode, c.pub.id, c.origin)
+}
+
+// state asks the driver too, which may know of a forbidden call of somebody else.
+func (c *driverCapture) state() CaptureState {
+	c.mu.Lock()
+	st := c.st
+	c.mu.Unlock()
+	if st != CaptureActive || c.g.bind() != nil {
+		return st
+	}
+	defer c.g.unbind()
+	if status, err := c.g.drv.StreamCaptureStatus(c.origin.h); err != nil || status != cusys.CaptureActive {
+		return CaptureInvalidated
+	}
+	return CaptureActive
+}
+
+func (c *driverCapture) invalidate(cause error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.st == CaptureActive {
+		c.st, c.cause = CaptureInvalidated, cause
+	}
+}
+
+// note keeps the first refusal of the driver, which mostly is why the driver says at the end that the capture is invalid.
+func (c *driverCapture) note(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.noted == nil {
+		c.noted = err
+	}
+}
+
+func (c *driverCapture) forbid(op, subject string) error { return c.forbidCause(op, subject, nil) }
+
+func (c *driverCapture) forbidCause(op, subject string, why error) error {
+	cause := fmt.Errorf("%w (%s)", ErrCaptureUnsafe, c)
+	if why != nil {
+		cause = fmt.Errorf("%w: %w", cause, why)
+	}
+	err := &Error{Op: op, Detail: subject, Err: cause}
+	c.invalidate(err)
+	return err
+}
+
+// usable says why nothing can be recorded.
+func (c *driverCapture) usable() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch c.st {
+	case CaptureInvalidated:
+		return fmt.Errorf("%w: %w", ErrCaptureInvalidated, c.cause)
+	case CaptureNone:
+		return errEnded
+	}
+	return nil
+}
+
+// after and mark are not needed: NCCL orders what one communicator captures itself.
+func (c *driverCapture) after(platformStream, any) {}
+func (c *driverCapture) mark(platformStream, any)  {}
+
+// join makes a stream part of the capture; its mu is held.
+func (c *driverCapture) join(s *driverStream) {
+	if s.cap.Load() == c {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.streams = append(c.streams, s)
+	s.cap.Store(c)
+}
+
+// own gives the capture a piece of pinned memory.
+func (c *driverCapture) own(p pinnedPiece) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pieces = append(c.pieces, p)
+}
+
+func (s *driverStream) capture() *Capture {
+	if c := s.cap.Load(); c != nil {
+		return c.pub
+	}
+	return nil
+}
+
+func (s *driverStream) beginCapture(mode CaptureMode) error {
+	const op = "begin capture"
+	if s.g.settings != nil {
+		return &Error{Op: op, Detail: s.String(), Err: &dl.SettingError{Findings: s.g.settings}}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cap.Load() != nil {
+		return &Error{Op: op, Detail: s.String(), Err: errCapturing}
+	}
+	c := &driverCapture{g: s.g, mode: mode, tid: unix.Gettid(), origin: s, st: CaptureActive, streams: []*driverStream{s}}
+	c.pub = &Capture{id: lastID.Add(1), raw: c}
+	if err := s.enqueueLocked(op, func() error { return s.g.drv.StreamBeginCapture(s.h, cusys.CaptureMode(mode)) }); err != nil {
+		return err
+	}
+	s.cap.Store(c)
+	s.g.captures.change(func(list []*driverCapture) []*driverCapture { return append(list, c) })
+	return nil
+}
+
+func (s *driverStream) endCapture() (platformGraph, error) {
+	const op = "end capture"
+	c := s.cap.Load()
+	if c == nil {
+		return nil, &Error{Op: op, Detail: s.String(), Err: errNotCapturing}
+	}
+	if c.origin != s {
+		return nil, c.forbid(op, s.String()+" only joined the capture")
+	}
+	if tid := unix.Gettid(); c.mode != CaptureRelaxed && tid != c.tid {
+		// The driver ends it on its own thread only.
+		return nil, c.forbid(op, fmt.Sprintf("called on thread %d, the capture began on thread %d and must end there", tid, c.tid))
+	}
+	c.mu.Lock()
+	if c.st == CaptureNone {
+		c.mu.Unlock()
+		return nil, &Error{Op: op, Detail: s.String(), Err: errNotCapturing} // another EndCapture was first
+	}
+	spoilt, noted := c.cause, c.noted
+	c.st = CaptureNone
+	streams := c.streams
+	gr := &driverGraph{g: s.g, calls: c.calls, pieces: c.pieces}
+	c.mu.Unlock()
+
+	err := s.g.bind()
+	if err == nil {
+		gr.h, err = s.g.drv.StreamEndCapture(s.h)
+		err = s.g.cause(err)
+		s.g.unbind()
+	}
+	s.g.captures.change(func(list []*driverCapture) []*driverCapture {
+		return slices.DeleteFunc(list, func(other *driverCapture) bool { return other == c })
+	})
+	for _, other := range streams {
+		other.cap.CompareAndSwap(c, nil)
+	}
+	switch {
+	case spoilt != nil:
+		err = fmt.Errorf("%w: %w", ErrCaptureInvalidated, spoilt)
+	case err != nil && noted != nil:
+		err = fmt.Errorf("%w: %w", err, noted)
+	}
+	if err == nil {
+		err = gr.complete()
+	}
+	if err != nil {
+		return nil, &Error{Op: op, Detail: c.String(), Err: errors.Join(err, gr.discard())}
+	}
+	return gr, nil
+}
