@@ -108,3 +108,36 @@ func BenchmarkReplay(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkModes is a replay of one all-reduce on two ranks, whose memory is registered by the capture or private.
+func BenchmarkModes(b *testing.B) {
+	for _, bytes := range []int{64 << 10, 64 << 20} {
+		for _, kind := range []cuda.AllocKind{cuda.Shareable, cuda.Private} {
+			mode := "graph"
+			if kind == cuda.Private {
+				mode = "plain"
+			}
+			b.Run(fmt.Sprintf("bytes=%d/%s", bytes, mode), func(b *testing.B) {
+				b.SetBytes(int64(bytes))
+				onBench(b, 2, func(ctx context.Context, r *rank) (func() error, func() error, error) {
+					buf, err := cuda.AllocBuffer[float32](r.dev, bytes/4, kind)
+					if err != nil {
+						return nil, nil, err
+					}
+					g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+						return nccl.AllReduce(r.comm, buf.All(), buf.All(), nccl.Max, s)
+					}, graphs.Comms(r.comm))
+					if err != nil {
+						return nil, nil, err
+					}
+					return func() error {
+						if err := g.Launch(r.stream); err != nil {
+							return err
+						}
+						return r.stream.Synchronize(ctx)
+					}, func() error { return errors.Join(g.Close(), buf.Free()) }, nil
+				})
+			})
+		}
+	}
+}
