@@ -332,15 +332,7 @@ func breakAll(hs []Holder, cause error) {
 	}
 }
 
-// failure is why the communicator does not work, as far as this rank knows; nil while it does.
-func (c *Comm) failure() error {
-	if f := c.failed.Load(); f != nil {
-		return f.err
-	}
-	return nil
-}
-
-// usable is failure, with a look at what other members tell, and ErrClosed after Close.
+// usable is why the communicator does not work, nil while it does: its failure, with a look at what other members tell, and ErrClosed after Close.
 func (c *Comm) usable() error {
 	if f := c.failed.Load(); f != nil {
 		return f.err

@@ -12,7 +12,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gorun-dev/gorun/bootstrap"
-	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/nccl"
 )
@@ -87,14 +86,4 @@ func fdCount() int {
 		return -1
 	}
 	return len(l)
-}
-
-// runBoth runs f in process, and as processes where memory can be shared between them: under the race detector it is Go memory.
-func runBoth(t *testing.T, n int, f func(ctx context.Context, job *bootstrap.Job) error) {
-	t.Helper()
-	if raceEnabled {
-		ranktest.Run(t, n, f)
-		return
-	}
-	ranktest.RunEither(t, n, f)
 }

@@ -16,7 +16,7 @@ import (
 
 // Register counts; what enqueued operations use stays; the free waits for the deregistration; peers' mappings go.
 func TestRegistration(t *testing.T) {
-	runBoth(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+	ranktest.RunEither(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
 		return with(ctx, job, nil, func(w *world) error {
 			b, err := nccl.Alloc[int32](w.dev, 1000)
 			if err != nil {
@@ -211,7 +211,7 @@ func TestArena(t *testing.T) {
 
 // The whole life of a communicator, many times: no mapping, descriptor or goroutine stays (goleak looks at the latter).
 func TestNothingLeft(t *testing.T) {
-	runBoth(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+	ranktest.RunEither(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
 		dev, err := cuda.Open("host")
 		if err != nil {
 			return err
@@ -286,7 +286,7 @@ func TestNothingLeft(t *testing.T) {
 }
 
 func TestSplit(t *testing.T) {
-	runBoth(t, 5, func(ctx context.Context, job *bootstrap.Job) error {
+	ranktest.RunEither(t, 5, func(ctx context.Context, job *bootstrap.Job) error {
 		return with(ctx, job, nil, func(w *world) error {
 			me := w.comm.Rank()
 			// Twice: names are used again. Rank 4 takes no part; the even ranks are ordered backwards.

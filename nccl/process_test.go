@@ -17,9 +17,6 @@ import (
 // A rank's process ends in the middle of a run of all-reduces: every other rank has an error that names it within 3 s, whether it waits
 // in the call or comes later.
 func TestProcessEnds(t *testing.T) {
-	if raceEnabled {
-		t.Skip("processes share no memory under the race detector")
-	}
 	const culprit, calls = 1, 50
 	cases := []struct {
 		name           string

@@ -86,7 +86,7 @@ func TestCaptured(t *testing.T) {
 	for _, mode := range []nccl.Mode{nccl.Plain, nccl.Graph} {
 		for _, n := range []int{1, 2, 3} {
 			t.Run(fmt.Sprintf("%v/ranks=%d", mode, n), func(t *testing.T) {
-				runBoth(t, n, func(ctx context.Context, job *bootstrap.Job) error {
+				ranktest.RunEither(t, n, func(ctx context.Context, job *bootstrap.Job) error {
 					return with(ctx, job, nil, func(w *world) error {
 						const count = 50_000
 						me := w.comm.Rank()

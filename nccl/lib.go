@@ -1,0 +1,250 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+)
+
+// library carries calls out by the vendor's collective library.
+//
+// The library notices neither a dead peer nor a mismatch: the stream just never gets ready, and after an abort it says success. So the ledgers
+// are compared and watched (lib_watch.go), the communicator's failure is what the streams' waits return (use.check), and a failure starts the
+// abort at once (lib_end.go).
+//
+// Locks: mu is held over calls of the library that work on the communicators; rmu guards what is to be given back, and is innermost. Comm.mu may be held
+// when mu is taken, never the reverse. A goroutine that is in the library while the communicator fails is let out by the abort.
+type library struct {
+	c    *Comm
+	sys  *ncclsys.Library
+	main ncclsys.Comm
+	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". So registrations are made with both.
+	p2p      ncclsys.Comm
+	roots    []rootID         // this rank's unique ids, until the communicators are made
+	graphErr error            // settings under which captured calls hang
+	warned   []dl.Finding     // settings that the user should know of
+	windowed map[string]*pane // windows of captured calls, see lib_window.go; guarded by mu
+
+	mu       sync.Mutex
+	inflight atomic.Int32 // goroutines inside the library with a communicator
+	ending   atomic.Bool  // no call may enter any more
+	aborting sync.Once
+	aborted  chan struct{} // the communicators are gone
+	together bool          // all members have closed after the same call
+	windows  atomic.Int64  // calls that use windows are refused without: see WindowSupport
+
+	umu  sync.Mutex // guards uses and registered.marks
+	uses map[*cuda.Stream]*use
+	last *use // of the goroutine that makes the calls
+
+	rmu      sync.Mutex
+	handles  map[uint64][2]ncclsys.Registration // of the user's registrations, by memory id
+	freeing  []freeing                          // waits for mu
+	dead     []*cuda.Hold                       // memory that closed graphs had registered
+	undone   int                                // registrations of closed graphs that the library still has
+	draining bool
+	closing  bool
+
+	drainStream *cuda.Stream // guarded by mu
+	drainBuf    *cuda.Memory
+
+	watching atomic.Bool
+	wake     chan struct{}
+	tellers  sync.WaitGroup
+	doneSeq  atomic.Uint64
+}
+
+// vendorOf is the library for a platform.
+func vendorOf(p cuda.Platform) *ncclsys.Vendor {
+	switch p {
+	case cuda.MUSA:
+		return ncclsys.MCCL
+	case cuda.HIP:
+		return ncclsys.RCCL
+	}
+	return ncclsys.NCCL
+}
+
+// libraries are the open ones. They stay open for the life of the process.
+var libraries struct {
+	sync.Mutex
+	open map[*ncclsys.Vendor]*ncclsys.Library
+}
+
+func openLibrary(v *ncclsys.Vendor) (*ncclsys.Library, error) {
+	libraries.Lock()
+	defer libraries.Unlock()
+	if l := libraries.open[v]; l != nil {
+		return l, nil
+	}
+	l, err := ncclsys.Open(v)
+	if err != nil {
+		return nil, err
+	}
+	if libraries.open == nil {
+		libraries.open = map[*ncclsys.Vendor]*ncclsys.Library{}
+	}
+	libraries.open[v] = l
+	return l, nil
+}
+
+// newLibrary opens the library and refuses settings that break programs. It calls nothing of the library but its version.
+func newLibrary(c *Comm) (*library, error) {
+	l := &library{c: c, aborted: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64][2]ncclsys.Registration{},
+		windowed: map[string]*pane{}, wake: make(chan struct{}, 1)}
+	v := vendorOf(c.dev.Platform())
+	sys, err := openLibrary(v)
+	if err != nil {
+		return l, err
+	}
+	l.sys = sys
+	found, err := dl.CheckSettings(v.Settings(), v.Lookup(), false)
+	if err != nil {
+		return l, err
+	}
+	l.warned = found
+	var breaks []dl.Finding
+	for _, f := range found {
+		if f.Effect == dl.BreaksGraphs {
+			breaks = append(breaks, f)
+		}
+	}
+	if breaks != nil {
+		l.graphErr = &dl.SettingError{Findings: breaks}
+	}
+	return l, nil
+}
+
+// start follows when all members have the communicator.
+func (l *library) start() {
+	l.c.wg.Go(l.listen)
+	l.c.wg.Go(l.watch)
+}
+
+// comms are the library's communicators.
+func (l *library) comms() []ncclsys.Comm {
+	switch {
+	case l.main == 0:
+		return nil
+	case l.p2p == l.main || l.p2p == 0:
+		return []ncclsys.Comm{l.main}
+	}
+	return []ncclsys.Comm{l.main, l.p2p}
+}
+
+// enter is called before a call of the library that takes a communicator, leave after it: the abort waits for those inside that come out by themselves.
+func (l *library) enter() error {
+	l.inflight.Add(1)
+	if l.ending.Load() {
+		l.inflight.Add(-1)
+		if f := l.c.failed.Load(); f != nil {
+			return f.err
+		}
+		return ErrClosed
+	}
+	return nil
+}
+
+func (l *library) leave() { l.inflight.Add(-1) }
+
+// LibraryError is a call of the collective library that failed. %+v adds the library's last warnings.
+type LibraryError struct {
+	Op   string // the library's function: "ncclAllReduce"
+	Code int    // ncclResult_t
+	Name string // "ncclInvalidUsage"
+	Text string
+	Last string   // the library's last warning, maybe of an earlier call
+	Warn []string // warnings seen before, oldest first
+	err  error
+}
+
+func (e *LibraryError) Error() string { return e.err.Error() }
+func (e *LibraryError) Unwrap() error { return e.err }
+
+// Format adds for %+v the warnings.
+func (e *LibraryError) Format(f fmt.State, verb rune) {
+	fmt.Fprint(f, e.Error())
+	if verb == 'v' && f.Flag('+') {
+		for _, w := range e.Warn {
+			fmt.Fprintf(f, "\n\t%s", w)
+		}
+	}
+}
+
+// keptWarnings is how many of the library's warnings an error shows.
+const keptWarnings = 8
+
+var warnings struct {
+	sync.Mutex
+	lines []string
+}
+
+// result makes an error of the library one of this package; nil and progress are none.
+func result(err error) error {
+	var e *ncclsys.Error
+	if err == nil || err == error(ncclsys.ErrInProgress) {
+		return nil
+	}
+	if !errors.As(err, &e) {
+		return err
+	}
+	warnings.Lock()
+	defer warnings.Unlock()
+	if n := len(warnings.lines); e.Detail != "" && (n == 0 || warnings.lines[n-1] != e.Detail) {
+		if warnings.lines = append(warnings.lines, e.Detail); n >= keptWarnings {
+			warnings.lines = warnings.lines[1:]
+		}
+	}
+	return &LibraryError{Op: e.Op, Code: int(e.Code), Name: e.Name, Text: e.Text, Last: e.Detail, Warn: append([]string(nil), warnings.lines...), err: e}
+}
+
+// settle waits until a non-blocking communicator has done what it was asked for. It ends with the communicator's failure, ctx, and after patience, which is an error.
+func (l *library) settle(ctx context.Context, comm ncclsys.Comm, patience time.Duration) error {
+	start := time.Now()
+	for n := 0; ; n++ {
+		if err := l.enter(); err != nil {
+			return err
+		}
+		state, err := l.sys.CommAsyncError(comm)
+		l.leave()
+		switch {
+		case err != nil:
+			return result(err)
+		case state != ncclsys.ErrInProgress:
+			return result(l.sys.AsyncError(state))
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case time.Since(start) > patience:
+			return fmt.Errorf("the library is not done with it after %v", patience)
+		}
+		if n >= 100 {
+			time.Sleep(min(time.Since(start)/16, time.Millisecond))
+		}
+	}
+}
+
+func (l *library) ticket() uint64 { return 0 }
+
+// before and after need no work on the device: the library orders its operations, and the launch order of a rank is the one under graphs' lock.
+func (l *library) before(r Replay, s *cuda.Stream) error {
+	if err := l.enter(); err != nil {
+		return err
+	}
+	defer l.leave()
+	l.used(s, opReplay, r.seq)
+	return nil
+}
+
+func (l *library) after(Replay, *cuda.Stream) error { return nil }
+
+func (l *library) prepare(context.Context, []Call, [][]byte) error { return nil }
+
+func (l *library) explains() bool { return false }
+func (l *library) mappings() int  { return 0 }

@@ -1,0 +1,330 @@
+package nccl
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+)
+
+// facts is what members must agree about before the library sees any of it: it would hang, or say little.
+type facts struct {
+	Platform string
+	Device   string            `json:",omitempty"` // unique: the UUID, or host and bus
+	Model    string            `json:",omitempty"`
+	Version  string            `json:",omitempty"` // "NCCL 2.28.3"
+	File     string            `json:",omitempty"` // name of the library's file
+	Host     int               `json:",omitempty"`
+	Settings map[string]string `json:",omitempty"` // the library's environment variables
+}
+
+func (c *Comm) facts() facts {
+	f := facts{Platform: c.dev.Platform().String(), Host: c.job.Node()}
+	l, ok := c.be.(*library)
+	if !ok {
+		return f
+	}
+	info := c.dev.Info()
+	f.Model, f.Device = info.Name, info.UUID
+	if f.Device == "" {
+		f.Device = fmt.Sprintf("%s on host %d", info.PCIBusID, f.Host)
+	}
+	v := l.sys.Vendor()
+	f.Version = fmt.Sprintf("%s %s", v.Name, l.sys.Version())
+	f.File = filepath.Base(l.sys.Library().Path())
+	f.Settings = settingsOf(v, os.Environ())
+	return f
+}
+
+// ownSettings are those of the library's variables that may differ between ranks: where a rank writes to, and what its host has. The variables that are
+// only a prefix of them end with *.
+var ownSettings = []string{"DEBUG*", "TOPO_DUMP_FILE*", "GRAPH_DUMP_FILE*", "TOPO_FILE", "SOCKET_IFNAME", "COMM_ID", "HOSTID", "IB_HCA", "IB_GID_INDEX",
+	"CONF_FILE", "HOME", "ROOT", "INCLUDE_DIR", "LIB_DIR", "LIBRARY", "RAS_*", "PROFILER*", "NET_PLUGIN", "TUNER_PLUGIN", "TUNER_CONFIG_FILE"}
+
+// settingsOf picks the library's variables that must be equal on all ranks, and what configuration files say about those that matter most.
+func settingsOf(v *ncclsys.Vendor, env []string) map[string]string {
+	set := map[string]string{}
+	prefix := v.Prefix()
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		rest, ok := strings.CutPrefix(name, prefix)
+		if !ok || slices.ContainsFunc(ownSettings, func(o string) bool {
+			stem, open := strings.CutSuffix(o, "*")
+			return rest == stem || open && strings.HasPrefix(rest, stem)
+		}) {
+			continue
+		}
+		set[name] = value
+	}
+	look := v.Lookup()
+	for _, s := range v.Settings() {
+		if value, from := look(s.Name); from != "" {
+			set[s.Name] = value
+		}
+	}
+	return set
+}
+
+// compareFacts gives all members the same error, nil where they agree.
+func compareFacts(all []facts) error {
+	for r := 1; r < len(all); r++ {
+		a, b := all[0], all[r]
+		if a.Platform != b.Platform {
+			return causef(ErrMismatch, "rank %d has a %s device, rank 0 a %s device: all ranks of a communicator have the same kind (GORUN_DEVICE chooses)", r, b.Platform, a.Platform)
+		}
+		if a.Version != b.Version {
+			return causef(ErrMismatch, "rank %d has %s (%s), rank 0 %s (%s): all ranks need the same version", r, b.Version, b.File, a.Version, a.File)
+		}
+	}
+	for r := range all {
+		for s := range r {
+			if all[r].Device != "" && all[r].Device == all[s].Device {
+				return causef(ErrMismatch, "ranks %d and %d both have %s (%s): each rank needs a GPU of its own", s, r, all[r].Device, all[r].Model)
+			}
+		}
+	}
+	for r := 1; r < len(all); r++ {
+		a, b := all[0].Settings, all[r].Settings
+		names := slices.Collect(maps.Keys(a))
+		names = slices.AppendSeq(names, maps.Keys(b))
+		slices.Sort(names)
+		for _, n := range slices.Compact(names) {
+			va, inA := a[n]
+			vb, inB := b[n]
+			if va != vb || inA != inB {
+				return causef(ErrMismatch, "rank %d has %s, rank 0 %s: such settings must be equal on all ranks", r, settingText(n, vb, inB), settingText(n, va, inA))
+			}
+		}
+	}
+	return nil
+}
+
+func settingText(name, value string, set bool) string {
+	if !set {
+		return name + " unset"
+	}
+	return name + "=" + value
+}
+
+// agree compares what the members offered in the first commit.
+func agree(offers [][]byte) error {
+	all := make([]facts, len(offers))
+	for r, b := range offers {
+		if err := json.Unmarshal(b, &all[r]); err != nil {
+			return fmt.Errorf("rank %d: what it says about itself: %w", r, err)
+		}
+	}
+	return compareFacts(all)
+}
+
+func (c *Comm) offer() []byte {
+	b, err := json.Marshal(c.facts())
+	if err != nil {
+		panic(err) // strings and numbers
+	}
+	return b
+}
+
+// rootID is a unique id that this rank made.
+type rootID struct {
+	name string
+	id   ncclsys.UniqueID
+}
+
+const (
+	// ranksPerRoot is how many ranks meet at one member's address.
+	ranksPerRoot = 128
+
+	// initPatience bounds what ctx does not: the library's answer after the context has ended.
+	initPatience = time.Hour
+)
+
+// numRoots is how many members make a unique id.
+func (l *library) numRoots() int {
+	n := len(l.c.ranks)
+	if n <= ranksPerRoot || l.sys.Need(ncclsys.Scalable) != nil {
+		return 1
+	}
+	return (n + ranksPerRoot - 1) / ranksPerRoot
+}
+
+// fault reports whether the library's version has a known defect.
+func (l *library) fault(id string) bool {
+	return slices.ContainsFunc(l.sys.Faults(), func(f ncclsys.Fault) bool { return f.ID == id })
+}
+
+// connect makes the communicators. All members have the same library. That each of them has come here is known before the library
+// is called, which would wait for ever.
+func (l *library) connect(ctx context.Context) error {
+	c := l.c
+	kinds := []string{"collectives"}
+	if l.fault("p2p-then-collective") {
+		kinds = append(kinds, "point to point")
+	}
+	ids := make([][]ncclsys.UniqueID, len(kinds))
+	for k, kind := range kinds {
+		for i := range l.numRoots() {
+			id, err := l.uniqueID(ctx, fmt.Sprintf("nccl %s %s %d", c.key, kind, i), i*ranksPerRoot)
+			if err != nil {
+				return err
+			}
+			ids[k] = append(ids[k], id)
+		}
+	}
+	if _, err := c.group.Meet(ctx, nil, "the library's init of communicator "+c.name); err != nil {
+		return err
+	}
+	c.acct.SetBusy(busyInit)
+	for k, to := range []*ncclsys.Comm{&l.main, &l.p2p}[:len(kinds)] {
+		comm, err := l.initRank(ctx, ids[k])
+		if err != nil {
+			return err
+		}
+		*to = comm
+	}
+	c.acct.SetBusy("")
+	if l.p2p == 0 {
+		l.p2p = l.main
+	}
+	return nil
+}
+
+const busyInit = "the library's init"
+
+// uniqueID makes an id on its root and gets it on the others. A root that cannot make one publishes zeros: it tells why itself.
+func (l *library) uniqueID(ctx context.Context, name string, root int) (id ncclsys.UniqueID, err error) {
+	if l.c.rank != root {
+		got, err := l.c.job.UniqueID(ctx, name)
+		if err == nil && got == (bootstrap.UniqueID{}) {
+			err = fmt.Errorf("rank %d could not make a unique id", root)
+		}
+		return ncclsys.UniqueID(got), err
+	}
+	b := l.c.dev.Bind()
+	defer b.Release()
+	if err = b.Err(); err == nil {
+		id, err = l.sys.GetUniqueID()
+		err = result(err)
+	}
+	return id, errors.Join(err, l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id)))
+}
+
+// initRank makes one communicator. When ctx ends it is given up, and the error names those that are still in it.
+func (l *library) initRank(ctx context.Context, ids []ncclsys.UniqueID) (ncclsys.Comm, error) {
+	n, rank := len(l.c.ranks), l.c.rank
+	if l.sys.Need(ncclsys.NonBlocking) != nil {
+		return l.initBlocking(ctx, ids[0])
+	}
+	cfg := ncclsys.NewConfig()
+	cfg.Blocking, cfg.CommName = 0, l.c.name
+	b := l.c.dev.Bind()
+	if err := b.Err(); err != nil {
+		return 0, err
+	}
+	var p *ncclsys.Pending[ncclsys.Comm]
+	var err error
+	if len(ids) > 1 {
+		p, err = l.sys.CommInitRankScalable(n, rank, ids, cfg)
+	} else {
+		p, err = l.sys.CommInitRank(n, ids[0], rank, cfg)
+	}
+	b.Release()
+	if err = result(err); err != nil {
+		return 0, err
+	}
+	defer p.Done()
+	for start := time.Now(); ; {
+		comm := p.Handle()
+		state := ncclsys.ErrInProgress
+		if comm != 0 {
+			if state, err = l.sys.CommAsyncError(comm); err != nil {
+				err = result(err)
+			} else if state == ncclsys.Success {
+				return comm, nil
+			} else {
+				err = result(l.sys.AsyncError(state))
+			}
+		}
+		if err == nil && ctx.Err() != nil {
+			err = l.late(ctx)
+		}
+		if err == nil {
+			err = l.gone()
+		}
+		if err == nil {
+			time.Sleep(min(time.Since(start)/16+10*time.Microsecond, time.Millisecond))
+			continue
+		}
+		if comm != 0 {
+			err = errors.Join(err, l.abortOne(comm))
+		}
+		return 0, err
+	}
+}
+
+// late is the end of a wait for the library's init.
+func (l *library) late(ctx context.Context) error {
+	var in []int
+	for r, p := range l.c.peers {
+		if r != l.c.rank && (p.acct == nil || p.acct.Busy() == busyInit) {
+			in = append(in, l.c.ranks[r])
+		}
+	}
+	return &bootstrap.WaitError{Op: "init of the library", Missing: in, Err: context.Cause(ctx)}
+}
+
+// gone is the end of a member meanwhile.
+func (l *library) gone() error {
+	for r, j := range l.c.ranks {
+		if re := l.c.job.RankErr(j); re != nil {
+			return &cause{kind: ErrRank, text: fmt.Sprintf("rank %d has ended: %v", r, re), err: re}
+		}
+	}
+	return nil
+}
+
+// initBlocking is for libraries without non-blocking communicators. What the library does cannot be given up: when ctx ends its thread stays in it.
+func (l *library) initBlocking(ctx context.Context, id ncclsys.UniqueID) (ncclsys.Comm, error) {
+	type outcome struct {
+		comm ncclsys.Comm
+		err  error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		b := l.c.dev.Bind()
+		defer b.Release()
+		if err := b.Err(); err != nil {
+			done <- outcome{0, err}
+			return
+		}
+		p, err := l.sys.CommInitRank(len(l.c.ranks), id, l.c.rank, nil)
+		if err != nil {
+			done <- outcome{0, result(err)}
+			return
+		}
+		comm := p.Handle()
+		p.Done()
+		done <- outcome{comm, nil}
+	}()
+	select {
+	case o := <-done:
+		return o.comm, o.err
+	case <-ctx.Done():
+		return 0, fmt.Errorf("%w; %s has no way to give its init up, a thread stays in it", l.late(ctx), l.sys.Vendor().Name)
+	}
+}
+
+var _ = cuda.Host
