@@ -17,7 +17,7 @@ var ErrLost = errors.New("the control connection is lost")
 
 // RankError says that a rank of the job has ended.
 type RankError struct {
-	Rank  int
+	Rank  int    // -1: of the host itself, in an Event
 	Host  string // where it ran, "" if unknown
 	Cause string // "exited with code 3", "killed by SIGKILL", "left the job", "lost its control connection"
 	Left  bool   // it had closed its job: an end in good order
@@ -42,6 +42,9 @@ type CycleWait struct {
 }
 
 func (e *RankError) Error() string {
+	if e.Rank < 0 {
+		return fmt.Sprintf("host %s %s", e.Host, e.Cause)
+	}
 	if e.Host == "" {
 		return fmt.Sprintf("rank %d %s", e.Rank, e.Cause)
 	}

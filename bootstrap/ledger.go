@@ -177,14 +177,14 @@ func (a *Account) At(seq uint64) (Record, bool) {
 	return rec, true
 }
 
-// SetDone and Done: how many of the records have been carried out.
+// SetDone says how many of the records have been carried out (own account only).
 func (a *Account) SetDone(seq uint64) {
 	if !a.released.Load() {
 		a.slot.Done.Store(seq)
 	}
 }
 
-// Done is 0 after the account's slot went to another.
+// Done is what SetDone said last; 0 after the account's slot went to another.
 func (a *Account) Done() uint64 {
 	n := a.slot.Done.Load()
 	if !a.current() {
@@ -193,7 +193,7 @@ func (a *Account) Done() uint64 {
 	return n
 }
 
-// SetClosed declares that the owner closed the communicator after record n; Closed reads it.
+// SetClosed declares that the owner closed the communicator after record n (own account only).
 func (a *Account) SetClosed(n uint64) {
 	if !a.released.Load() {
 		a.slot.ClosedAt.Store(n + 1)

@@ -138,7 +138,7 @@ func (r *remote) read() {
 	if !r.closed {
 		r.log = append(r.log, store.Event{
 			Kind: store.HostLost, Node: r.node,
-			End: store.End{Rank: -1, Cause: "lost its control connection: " + reason},
+			End: store.End{Rank: -1, Host: fmt.Sprint(r.node), Cause: "lost its control connection: " + reason},
 		})
 	}
 	if r.subscribed == nil {

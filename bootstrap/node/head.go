@@ -211,14 +211,11 @@ func (n *Node) memberGone(host int, name string, left bool) {
 				return // it is back
 			}
 		}
-		cause := fmt.Sprintf("was lost with its host %s", name)
+		detail := ""
 		if left {
-			cause = fmt.Sprintf("ended with the node of its host %s", name)
-			if n.allEnded(host) {
-				cause = "" // the job is over there
-			}
+			detail = "its node has ended"
 		}
-		n.hostLost(host, name, cause)
+		n.hostLost(host, name, detail, left && n.allEnded(host))
 	})
 }
 
@@ -233,11 +230,12 @@ func (n *Node) allEnded(host int) bool {
 	return true
 }
 
-// hostLost gives a host up. Host 0 tells all; the others act when it is host 0 itself.
-func (n *Node) hostLost(host int, name, cause string) {
+// hostLost gives a host up. Host 0 tells all; the others act when it is host 0 itself. If the job is over there
+// nobody need be told.
+func (n *Node) hostLost(host int, name, detail string, over bool) {
 	if n.cfg.Node == 0 {
-		if cause != "" {
-			n.store.LoseHost(host, name, cause)
+		if !over {
+			n.store.LoseHost(host, name, detail)
 		}
 		n.mesh.links[host].close()
 		return
@@ -245,8 +243,8 @@ func (n *Node) hostLost(host int, name, cause string) {
 	if host != 0 {
 		return // host 0 will say so
 	}
-	if cause != "" {
-		n.store.LoseHost(0, name, cause)
+	if !over {
+		n.store.LoseHost(0, name, detail)
 	}
 	n.mesh.links[0].close()
 	n.mu.Lock()
@@ -265,5 +263,5 @@ func (n *Node) LoseHost(host int, name, cause string) {
 	if n.nodes == 1 || host < 0 || host >= n.nodes || host == n.cfg.Node {
 		return
 	}
-	n.hostLost(host, name, fmt.Sprintf("was lost with its host %s: %s", name, cause))
+	n.hostLost(host, name, cause, false)
 }

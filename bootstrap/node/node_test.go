@@ -160,7 +160,7 @@ func TestHostDiesInBarrier(t *testing.T) {
 	var lost atomic.Int32
 	for _, j := range c.jobs[:10] {
 		j.Watch(func(e bootstrap.Event) {
-			if e.Kind == bootstrap.HostLost && e.Node == 5 {
+			if e.Kind == bootstrap.HostLost && e.Node == 5 && e.Err.Error() == "host h5 was lost" {
 				lost.Add(1)
 			}
 		})

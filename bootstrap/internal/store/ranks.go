@@ -41,18 +41,21 @@ func (s *Store) Gone(rank int, host string) {
 	s.endRank(0, End{Rank: rank, Host: host, Cause: GoneCause})
 }
 
-// LoseHost enters the loss of a host and the death of its ranks.
-func (s *Store) LoseHost(node int, host, cause string) {
+// LoseHost enters the loss of a host and the death of its ranks; detail may be empty.
+func (s *Store) LoseHost(node int, host, detail string) {
+	if detail != "" {
+		detail = ": " + detail
+	}
 	s.mu.Lock()
 	defer s.unlock()
 	if node < 0 || node >= len(s.lost) || s.lost[node] {
 		return
 	}
 	s.lost[node] = true
-	s.event(Event{Kind: HostLost, Node: node, End: End{Rank: -1, Host: host, Cause: cause}})
+	s.event(Event{Kind: HostLost, Node: node, End: End{Rank: -1, Host: host, Cause: "was lost" + detail}})
 	for rank, n := range s.nodeOf {
 		if n == node && s.ranks[rank].end == nil {
-			s.end(Died, End{Rank: rank, Host: host, Cause: cause})
+			s.end(Died, End{Rank: rank, Host: host, Cause: "was lost with its host " + host + detail})
 		}
 	}
 }

@@ -283,8 +283,11 @@ func TestRankWithTwoWaits(t *testing.T) {
 func TestReplica(t *testing.T) {
 	a := newAnswers(t, 3)
 	a.s.Die(1, "a", "exited with code 3")
-	a.s.LoseHost(0, "a", "was lost")
+	a.s.LoseHost(0, "a", "no answer")
 	events, _ := a.s.Events(0)
+	if got := events[len(events)-1].End.Cause; got != "was lost with its host a: no answer" {
+		t.Errorf("cause %q", got)
+	}
 	r := New(make([]int, 3))
 	defer r.Close()
 	for range 2 { // applied twice they change nothing
