@@ -303,6 +303,7 @@ func TestSetBell(t *testing.T) {
 // A driver that sleeps on the device's own bell when it gets another one goes over to it.
 func TestSetBellWhileAsleep(t *testing.T) {
 	d := newDevice(t)
+	sleepLong(d)
 	s := newStream(t, d)
 	g := newGate(d, "asleep")
 	check(t, s.Submit(g))
@@ -343,6 +344,11 @@ func TestWakeTheDriver(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			driving := make(chan error, 1)
 			go func() { driving <- s.Synchronize(ctx) }()
+			untilAsleep := func() {
+				for start := time.Now(); !asleep(d) && time.Since(start) < hang; {
+					time.Sleep(100 * time.Microsecond)
+				}
+			}
 			var ran atomic.Int32
 			count := do(func() error { ran.Add(1); return nil })
 			for want, wake := range []struct {
@@ -350,7 +356,7 @@ func TestWakeTheDriver(t *testing.T) {
 				do   func() error
 			}{
 				{"submit", func() error { return other.Submit(count) }},
-				{"host function", func() error { return errors.Join(other.HostFunc(func() {}), other.Submit(count)) }},
+				{"host function", func() error { return errors.Join(other.HostFunc(untilAsleep), other.Submit(count)) }},
 				{"another waiter", func() error {
 					return errors.Join(other.Submit(count), other.Synchronize(testContext(t)))
 				}},
@@ -360,7 +366,7 @@ func TestWakeTheDriver(t *testing.T) {
 				}},
 				{"closing a stream", func() error {
 					s := must(d.NewStream())
-					return errors.Join(other.Submit(count), s.Close())
+					return errors.Join(s.Close(), other.Submit(count))
 				}},
 			} {
 				eventually(t, "sleep before: "+wake.name, func() bool { return asleep(d) })
@@ -411,9 +417,9 @@ func TestTakeOverFromWaiter(t *testing.T) {
 	eventually(t, "wait", func() bool { return d.plat.(*hostDevice).driver.waiters.Load() == 1 })
 	check(t, sb.Submit(b))
 	eventually(t, "park", d.plat.(*hostDevice).driver.background.parked.Load)
-	b.open.Store(true) // and nobody rings
 	a.let()
 	check(t, <-done)
+	b.open.Store(true) // and nobody rings
 	eventually(t, "take over", func() bool { return b.ended.Load() == 1 })
 }
 
