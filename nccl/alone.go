@@ -59,8 +59,7 @@ func (a *alone) copy(call Call, src, dst cuda.Range) error {
 func (a *alone) ticket() uint64                                  { return a.tickets.Add(1) }
 func (a *alone) before(Replay, *cuda.Stream) error               { return nil }
 func (a *alone) after(Replay, *cuda.Stream) error                { return nil }
-func (a *alone) register(*cuda.Memory) error                     { return nil }
-func (a *alone) deregister(*cuda.Memory)                         {}
+func (a *alone) register(*cuda.Memory, bool) error               { return nil }
 func (a *alone) prepare(context.Context, []Call, [][]byte) error { return nil }
 func (a *alone) drain()                                          {}
 func (a *alone) outstanding() int                                { return 0 }
@@ -71,3 +70,12 @@ func (a *alone) peerClosed(int) (uint64, bool)                   { return 0, fal
 func (a *alone) mappings() int                                   { return 0 }
 func (a *alone) release()                                        {}
 func (a *alone) explains() bool                                  { return false }
+
+func (a *alone) deregister(_ *cuda.Memory, _ bool, hold *cuda.Hold) (after func() error) {
+	return func() error {
+		if hold != nil {
+			hold.Release()
+		}
+		return nil
+	}
+}

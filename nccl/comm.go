@@ -77,8 +77,11 @@ type backend interface {
 	// ticket takes this rank's next place in the order in which its tasks run.
 	ticket() uint64
 
-	register(m *cuda.Memory) error
-	deregister(m *cuda.Memory)
+	// register is for the first registration of memory by the user, or by a graph; deregister for the end of the last one of that kind. hold keeps the memory, and
+	// comes with the end of the last registration of all: the backend releases it when nothing below it uses the memory any more. after
+	// follows with no lock held.
+	register(m *cuda.Memory, user bool) error
+	deregister(m *cuda.Memory, user bool, hold *cuda.Hold) (after func() error)
 	prepare(ctx context.Context, group []Call, layouts [][]byte) error
 	drain()
 
@@ -149,14 +152,12 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 		return fail(causef(ErrArgument, "rank %d of the job is no member of %v", job.Rank(), c.ranks))
 	case set.Check > Trust:
 		return fail(causef(ErrArgument, "unknown check mode %d", set.Check))
-	case dev.Platform() != cuda.Host:
-		return fail(fmt.Errorf("no collectives for platform %v in this version; GORUN_DEVICE=host chooses the host platform", dev.Platform()))
 	}
 	for i, r := range c.ranks {
 		if r < 0 || r >= job.Size() || slices.Contains(c.ranks[:i], r) {
 			return fail(causef(ErrArgument, "members %v: rank %d is twice in it, or not in the job of %d", c.ranks, r, job.Size()))
 		}
-		if job.NodeOf(r) != job.Node() {
+		if job.NodeOf(r) != job.Node() && dev.Platform() == cuda.Host {
 			return fail(fmt.Errorf("ranks %d and %d are on different hosts; the host platform's collectives work within one host", job.Rank(), r))
 		}
 	}
@@ -180,14 +181,21 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 		return fail(err)
 	}
 	// Each step ends with a meeting: what fails on one member fails on all, and none waits for what will not come.
-	if err := c.commit(waitCtx, c.open()); err != nil {
+	offers, err := c.commit(waitCtx, c.open(), c.offer)
+	if err == nil {
+		err = agree(offers)
+	}
+	if err != nil {
 		return fail(err)
 	}
-	if err := c.commit(waitCtx, c.connect(waitCtx)); err != nil {
+	if _, err := c.commit(waitCtx, c.connect(waitCtx), nil); err != nil {
 		return fail(err)
 	}
-	if h, ok := c.be.(*host); ok {
-		h.withdrawSegment()
+	switch be := c.be.(type) {
+	case *host:
+		be.withdrawSegment()
+	case *library:
+		be.start()
 	}
 	c.unsee = job.Watch(c.event)
 	return c, nil
@@ -209,6 +217,10 @@ func (c *Comm) open() error {
 		c.be = &alone{c: c}
 		return nil
 	}
+	if c.dev.Platform() != cuda.Host {
+		c.be, err = newLibrary(c)
+		return err
+	}
 	h := newHost(c)
 	c.be = h
 	if c.rank == 0 {
@@ -221,6 +233,9 @@ func (c *Comm) open() error {
 func (c *Comm) connect(ctx context.Context) error {
 	peers := make([]peer, len(c.ranks))
 	for i, r := range c.ranks {
+		if c.job.NodeOf(r) != c.job.Node() {
+			continue // its ledger cannot be read from here
+		}
 		l, err := c.job.Ledger(r)
 		if err != nil {
 			return err
@@ -231,35 +246,46 @@ func (c *Comm) connect(ctx context.Context) error {
 		}
 	}
 	c.peers = peers
-	if h, ok := c.be.(*host); ok && c.rank != 0 {
-		return h.mapSegment(ctx)
+	switch be := c.be.(type) {
+	case *host:
+		if c.rank != 0 {
+			return be.mapSegment(ctx)
+		}
+	case *library:
+		return be.connect(ctx)
 	}
 	return nil
 }
 
-// commit tells the members whether this one is ready, and fails with the first member's error if one is not.
-func (c *Comm) commit(ctx context.Context, own error) error {
-	v := []byte{byte(c.check)}
-	if own != nil {
+// commit tells the members whether this one is ready, and fails with the first member's error if one is not. Members that are ready
+// say what offer gives; offers are by rank.
+func (c *Comm) commit(ctx context.Context, own error, offer func() []byte) (offers [][]byte, err error) {
+	v := []byte{byte(c.check), 0}
+	switch {
+	case own != nil:
+		v[1] = 1
 		v = append(v, own.Error()...)
+	case offer != nil:
+		v = append(v, offer()...)
 	}
 	all, err := c.group.Meet(ctx, v, "init of communicator "+c.name)
 	if err != nil {
-		return err
+		return nil, errors.Join(own, err)
 	}
 	for r, v := range all {
 		switch {
-		case len(v) == 0:
-			return fmt.Errorf("rank %d sent an empty message", r)
-		case len(v) > 1 && r == c.rank:
-			return own
-		case len(v) > 1:
-			return fmt.Errorf("rank %d: %s", r, v[1:])
+		case len(v) < 2:
+			return nil, fmt.Errorf("rank %d sent a message of %d bytes", r, len(v))
+		case v[1] != 0 && r == c.rank:
+			return nil, own
+		case v[1] != 0:
+			return nil, fmt.Errorf("rank %d: %s", r, v[2:])
 		case v[0] != all[0][0]:
-			return causef(ErrMismatch, "rank %d: check mode %d; rank 0: %d", r, v[0], all[0][0])
+			return nil, causef(ErrMismatch, "rank %d: check mode %d; rank 0: %d", r, v[0], all[0][0])
 		}
+		offers = append(offers, v[2:])
 	}
-	return nil
+	return offers, nil
 }
 
 // event is called for what happens to the job's ranks.
@@ -305,6 +331,9 @@ func (c *Comm) fail(err error, tell, wait bool) error {
 		c.cancel(err)
 	}
 	c.dev.Ring()
+	if l, ok := c.be.(*library); ok {
+		l.failing() // before mu: who holds it may wait for the library
+	}
 	c.mu.Lock()
 	var broken []Holder
 	if !c.closed {
@@ -470,7 +499,10 @@ func (c *Comm) Close() error {
 	n := c.acct.Last()
 	c.acct.SetClosed(n)
 	c.be.declareClosed(n)
-	c.waitClosed(n)
+	together := c.waitClosed(n)
+	if l, ok := c.be.(*library); ok {
+		l.together = together
+	}
 	var err error
 	if left := c.be.outstanding(); left > 0 && c.failed.Load() == nil {
 		err = c.errorf("close", causef(ErrAborted, "%d enqueued operations were not done %v after rank %d closed", left, closeWait, c.rank))
@@ -485,13 +517,13 @@ func (c *Comm) Close() error {
 
 // waitClosed waits until the members have closed after the same record and nothing is enqueued here, or until it is clear that this will not
 // come, at most closeWait.
-func (c *Comm) waitClosed(n uint64) {
+func (c *Comm) waitClosed(n uint64) (together bool) {
 	deadline := time.Now().Add(closeWait)
 	pause := 20 * time.Microsecond
 	for c.failed.Load() == nil {
 		if err := c.be.told(); err != nil {
 			c.fail(err, false, true)
-			return
+			return false
 		}
 		together, apart := true, false
 		for r := range c.ranks {
@@ -504,11 +536,12 @@ func (c *Comm) waitClosed(n uint64) {
 		}
 		busy := c.be.outstanding() > 0
 		if !busy && (together || apart) || time.Now().After(deadline) {
-			return
+			return together && !busy
 		}
 		time.Sleep(pause)
 		pause = min(2*pause, 2*time.Millisecond)
 	}
+	return false
 }
 
 // endWait is how long the streams get to end the tasks of a failed communicator. They do so at their next step, unless something else holds them up.
@@ -516,6 +549,10 @@ const endWait = 500 * time.Millisecond
 
 // waitEnded follows a failure: what is enqueued ends with it, so that streams can be closed.
 func (c *Comm) waitEnded() {
+	if l, ok := c.be.(*library); ok {
+		l.waitEnded()
+		return
+	}
 	deadline := time.Now().Add(endWait)
 	for c.be.outstanding() > 0 && time.Now().Before(deadline) {
 		c.dev.Ring()
@@ -538,8 +575,11 @@ func (c *Comm) releaseAll(why error) {
 	c.cancel(why)
 	c.wg.Wait()
 	for _, r := range regs {
-		c.be.deregister(r.mem)
-		r.hold.Release()
+		hold := r.hold // goes with the last
+		if r.user > 0 && r.graph > 0 {
+			c.be.deregister(r.mem, true, nil)()
+		}
+		c.be.deregister(r.mem, r.graph == 0, hold)()
 	}
 	if c.be != nil {
 		c.be.release()
@@ -615,6 +655,9 @@ func (c *Comm) Stats() Stats {
 	}
 	closed := c.closed
 	c.mu.Unlock()
+	if l, ok := c.be.(*library); ok {
+		s.PendingRelease += l.pendingRelease()
+	}
 	if !closed {
 		s.PeerMappings = c.be.mappings()
 	}

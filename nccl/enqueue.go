@@ -187,7 +187,15 @@ func hasCollective(calls []Call) bool { return !calls[0].Op.p2p() } // p2p calls
 // issue writes the ledger and hands the calls to the backend.
 func (c *Comm) issue(calls []Call, mode Mode) error {
 	if mode == 0 && hasCollective(calls) {
-		rec := bootstrap.Record{Kind: bootstrap.Enqueued, Desc: packRecord(calls)}
+		rec := bootstrap.Record{Kind: bootstrap.Enqueued}
+		if l, ok := c.be.(*library); ok {
+			var err error
+			if rec.Desc, err = l.record(calls); err != nil {
+				return c.errorf(opName(calls), c.fail(err, true, false))
+			}
+		} else {
+			rec.Desc = packRecord(calls)
+		}
 		rec.Seq = c.acct.Append(rec.Kind, rec.Desc)
 		for i := range calls {
 			calls[i].Seq = rec.Seq
@@ -243,7 +251,7 @@ func (c *Comm) contradiction(own bootstrap.Record, r int) error {
 	if err := c.closedBefore(own, r); err != nil {
 		return err
 	}
-	if c.check == Trust {
+	if c.check == Trust || c.peers[r].acct == nil {
 		return nil
 	}
 	theirs, ok := c.peers[r].acct.At(own.Seq)
@@ -259,7 +267,11 @@ func (c *Comm) contradiction(own bootstrap.Record, r int) error {
 	if a > b {
 		a, b, at, bt = b, a, bt, at
 	}
-	return causef(ErrMismatch, "call #%d: rank %d: %s; rank %d: %s", own.Seq, b, recordText(bt), a, recordText(at))
+	kind := ErrMismatch
+	if onlyRegistration(own, theirs) {
+		kind = ErrMixed
+	}
+	return causef(kind, "call #%d: rank %d: %s; rank %d: %s", own.Seq, b, recordText(bt), a, recordText(at))
 }
 
 func (c *Comm) closedBefore(own bootstrap.Record, r int) error {

@@ -26,11 +26,10 @@ type library struct {
 	sys  *ncclsys.Library
 	main ncclsys.Comm
 	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". So registrations are made with both.
-	p2p      ncclsys.Comm
-	roots    []rootID         // this rank's unique ids, until the communicators are made
-	graphErr error            // settings under which captured calls hang
-	warned   []dl.Finding     // settings that the user should know of
-	windowed map[string]*pane // windows of captured calls, see lib_window.go; guarded by mu
+	p2p ncclsys.Comm
+
+	graphErr error        // settings under which captured calls hang
+	warned   []dl.Finding // settings that the user should know of
 
 	mu       sync.Mutex
 	inflight atomic.Int32 // goroutines inside the library with a communicator
@@ -38,11 +37,10 @@ type library struct {
 	aborting sync.Once
 	aborted  chan struct{} // the communicators are gone
 	together bool          // all members have closed after the same call
-	windows  atomic.Int64  // calls that use windows are refused without: see WindowSupport
 
 	umu  sync.Mutex // guards uses and registered.marks
 	uses map[*cuda.Stream]*use
-	last *use // of the goroutine that makes the calls
+	last atomic.Pointer[use]
 
 	rmu      sync.Mutex
 	handles  map[uint64][2]ncclsys.Registration // of the user's registrations, by memory id
@@ -98,7 +96,7 @@ func openLibrary(v *ncclsys.Vendor) (*ncclsys.Library, error) {
 // newLibrary opens the library and refuses settings that break programs. It calls nothing of the library but its version.
 func newLibrary(c *Comm) (*library, error) {
 	l := &library{c: c, aborted: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64][2]ncclsys.Registration{},
-		windowed: map[string]*pane{}, wake: make(chan struct{}, 1)}
+		wake: make(chan struct{}, 1)}
 	v := vendorOf(c.dev.Platform())
 	sys, err := openLibrary(v)
 	if err != nil {
@@ -234,10 +232,6 @@ func (l *library) ticket() uint64 { return 0 }
 
 // before and after need no work on the device: the library orders its operations, and the launch order of a rank is the one under graphs' lock.
 func (l *library) before(r Replay, s *cuda.Stream) error {
-	if err := l.enter(); err != nil {
-		return err
-	}
-	defer l.leave()
 	l.used(s, opReplay, r.seq)
 	return nil
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
-	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
 )
 
@@ -136,19 +135,8 @@ func (c *Comm) offer() []byte {
 	return b
 }
 
-// rootID is a unique id that this rank made.
-type rootID struct {
-	name string
-	id   ncclsys.UniqueID
-}
-
-const (
-	// ranksPerRoot is how many ranks meet at one member's address.
-	ranksPerRoot = 128
-
-	// initPatience bounds what ctx does not: the library's answer after the context has ended.
-	initPatience = time.Hour
-)
+// ranksPerRoot is how many ranks meet at one member's address.
+const ranksPerRoot = 128
 
 // numRoots is how many members make a unique id.
 func (l *library) numRoots() int {
@@ -326,5 +314,3 @@ func (l *library) initBlocking(ctx context.Context, id ncclsys.UniqueID) (ncclsy
 		return 0, fmt.Errorf("%w; %s has no way to give its init up, a thread stays in it", l.late(ctx), l.sys.Vendor().Name)
 	}
 }
-
-var _ = cuda.Host

@@ -47,7 +47,15 @@ func (m *mapping) hold(mem uint64) {
 
 func (c *Comm) memoryKey(mem uint64) string { return fmt.Sprintf("nccl %s memory %d", c.key, mem) }
 
-func (h *host) register(m *cuda.Memory) error {
+// register exports memory, once for the user and graphs.
+func (h *host) register(m *cuda.Memory, _ bool) error {
+	p := &h.peers
+	p.mu.Lock()
+	exported := p.exports[m.ID()] != nil
+	p.mu.Unlock()
+	if exported {
+		return nil
+	}
 	sh, err := m.Share()
 	if err != nil {
 		return err
@@ -56,7 +64,6 @@ func (h *host) register(m *cuda.Memory) error {
 	if err != nil {
 		return err
 	}
-	p := &h.peers
 	p.mu.Lock()
 	p.exports[m.ID()] = withdraw
 	p.mu.Unlock()
@@ -68,7 +75,10 @@ func (h *host) register(m *cuda.Memory) error {
 	return nil
 }
 
-func (h *host) deregister(m *cuda.Memory) {
+func (h *host) deregister(m *cuda.Memory, _ bool, hold *cuda.Hold) (after func() error) {
+	if hold == nil {
+		return func() error { return nil } // the other kind stays
+	}
 	p := &h.peers
 	p.mu.Lock()
 	withdraw := p.exports[m.ID()]
@@ -86,6 +96,10 @@ func (h *host) deregister(m *cuda.Memory) {
 	}
 	h.segMu.RUnlock()
 	h.sweep(false)
+	return func() error {
+		hold.Release()
+		return nil
+	}
 }
 
 // drain unmaps what this rank's registrations hold no more, and what its owners have deregistered.

@@ -25,6 +25,7 @@ type registered struct {
 	// Of the eager operations that are enqueued and use it: how many, and the last one (op in the top byte, then its number).
 	inflight atomic.Int64
 	last     atomic.Uint64
+	marks    map[*use]uint64 // by the library backend instead: see library.mark
 }
 
 func (r *registered) enter(op Op, seq uint64) {
@@ -81,11 +82,15 @@ func (c *Comm) registerAs(m *cuda.Memory, graph bool) (*Registration, error) {
 		if err != nil {
 			return nil, c.errorf("register", err)
 		}
-		if err := c.be.register(m); err != nil {
-			hold.Release()
+		r = &registered{mem: m, hold: hold}
+	}
+	if graph && r.graph == 0 || !graph && r.user == 0 {
+		if err := c.be.register(m, !graph); err != nil {
+			if r.user+r.graph == 0 {
+				r.hold.Release()
+			}
 			return nil, c.errorf("register", err)
 		}
-		r = &registered{mem: m, hold: hold}
 		c.regs[m.ID()] = r
 	}
 	if graph {
@@ -130,7 +135,7 @@ func (r *Registration) Close() error {
 		return nil
 	}
 	if !r.graph && r.r.user == 1 && c.failed.Load() == nil {
-		if err := r.r.busy(); err != nil {
+		if err := c.busy(r.r); err != nil {
 			mem := r.r.mem
 			c.mu.Unlock()
 			return c.errorf("deregister", fmt.Errorf("%v: %w", mem, err))
@@ -145,19 +150,32 @@ func (r *Registration) Close() error {
 	} else {
 		r.r.user--
 	}
-	last := r.r.user+r.r.graph == 0
-	if last {
+	var hold *cuda.Hold
+	if r.r.user+r.r.graph == 0 {
 		delete(c.regs, r.r.mem.ID())
+		hold = r.r.hold
 	}
-	if last {
+	after := func() error { return nil }
+	if r.graph && r.r.graph == 0 || !r.graph && r.r.user == 0 {
 		// Under mu: a Register of the same memory that follows finds a clean table.
-		c.be.deregister(r.r.mem)
+		after = c.be.deregister(r.r.mem, !r.graph, hold)
 	}
 	c.mu.Unlock()
-	if last {
-		r.r.hold.Release()
+	if err := after(); err != nil {
+		return c.errorf("deregister", err)
 	}
 	return nil
+}
+
+func (c *Comm) busy(r *registered) error {
+	if l, ok := c.be.(*library); ok {
+		if !l.busy(r) {
+			return nil
+		}
+		r.inflight.Store(1)
+		defer r.inflight.Store(0)
+	}
+	return r.busy()
 }
 
 // userRegistered is the registration by the user of a range's memory, nil without one.

@@ -166,3 +166,6 @@ func parseConf(text string) map[string]string {
 	}
 	return out
 }
+
+// Prefix is what the names of the maker's settings begin with: "NCCL_".
+func (v *Vendor) Prefix() string { return v.env }

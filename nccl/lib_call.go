@@ -1,0 +1,267 @@
+package nccl
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+)
+
+var libTypes = [...]ncclsys.DataType{
+	cuda.Int8DType: ncclsys.Int8, cuda.Uint8DType: ncclsys.Uint8, cuda.Int32DType: ncclsys.Int32, cuda.Uint32DType: ncclsys.Uint32,
+	cuda.Int64DType: ncclsys.Int64, cuda.Uint64DType: ncclsys.Uint64, cuda.Float16DType: ncclsys.Float16, cuda.BFloat16DType: ncclsys.BFloat16Type,
+	cuda.Float32DType: ncclsys.Float32, cuda.Float64DType: ncclsys.Float64, cuda.F8E4M3DType: ncclsys.Float8E4M3, cuda.F8E5M2DType: ncclsys.Float8E5M2,
+}
+
+var libReds = [...]ncclsys.RedOp{Sum: ncclsys.Sum, Prod: ncclsys.Prod, Min: ncclsys.Min, Max: ncclsys.Max, Avg: ncclsys.Avg}
+
+// typeOf is the library's type for a call. 8-bit floats that are only moved go as bytes where the version does not know them; they are added
+// only where version and device can.
+func (l *library) typeOf(call *Call) (ncclsys.DataType, error) {
+	switch call.Type {
+	case cuda.F8E4M3DType, cuda.F8E5M2DType:
+		err := l.sys.Need(ncclsys.Float8)
+		if !call.Op.reduces() {
+			if err != nil {
+				return ncclsys.Uint8, nil
+			}
+			break
+		}
+		if err != nil {
+			return 0, err
+		}
+		if i := l.c.dev.Info(); i.Platform == cuda.CUDA && i.Major < 9 {
+			return 0, fmt.Errorf("reductions of %v need compute capability 9.0, found %d.%d (%s)", call.Type, i.Major, i.Minor, i.Name)
+		}
+	case cuda.BFloat16DType:
+		if err := l.sys.Need(ncclsys.BFloat16); err != nil {
+			if call.Op.reduces() {
+				return 0, err
+			}
+			return ncclsys.Float16, nil
+		}
+	}
+	if call.Op.reduces() && call.Red == Avg {
+		if err := l.sys.Need(ncclsys.Average); err != nil {
+			return 0, err
+		}
+	}
+	return libTypes[call.Type], nil
+}
+
+// issue hands the calls of one group to the library.
+func (l *library) issue(calls []Call, mode Mode) error {
+	if mode != 0 && l.graphErr != nil {
+		return l.graphErr
+	}
+	for i := range calls {
+		if _, err := l.typeOf(&calls[i]); err != nil {
+			return err // on all members alike
+		}
+	}
+	n := 0
+	for n < len(calls) && !calls[n].Op.p2p() {
+		n++
+	}
+	err := l.do(calls[:n], l.main, mode)
+	if err == nil {
+		err = l.do(calls[n:], l.p2p, mode)
+	}
+	if err != nil {
+		return l.lost(calls, mode, err)
+	}
+	if mode == 0 {
+		l.account(calls)
+	}
+	return nil
+}
+
+// lost is what an eager call that could not be issued means: the others wait for it. A captured one fails its capture, and all members of that learn it.
+func (l *library) lost(calls []Call, mode Mode, err error) error {
+	if mode == 0 && l.c.failed.Load() == nil {
+		l.c.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: %s: %v", ErrAborted, l.c.rank, opName(calls), err)}, true, false)
+	}
+	return err
+}
+
+// do issues calls on one of the library's communicators: as one group where none of them needs another's result.
+func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
+	if len(calls) == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.unlock()
+	b := l.c.dev.Bind()
+	defer b.Release()
+	if err := b.Err(); err != nil {
+		return err
+	}
+	if mode == 0 {
+		for i := range calls {
+			l.used(calls[i].Stream, calls[i].Op, calls[i].Seq)
+		}
+	}
+	if len(calls) == 1 || !calls[0].Op.p2p() && dependent(calls) {
+		for i := range calls {
+			if calls[i].Count == 0 {
+				continue // all members drop it
+			}
+			if err := l.enter(); err != nil {
+				return err
+			}
+			err := l.call(&calls[i], comm)
+			l.leave()
+			if err = l.finish(err, comm); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := l.enter(); err != nil {
+		return err
+	}
+	err := l.group(calls, comm)
+	l.leave()
+	return l.finish(err, comm)
+}
+
+// group issues the calls together. The library counts groups by thread.
+func (l *library) group(calls []Call, comm ncclsys.Comm) error {
+	if err := l.sys.GroupStart(); err != nil {
+		return err
+	}
+	var first error
+	for i := range calls {
+		if calls[i].Count == 0 {
+			continue
+		}
+		if err := l.call(&calls[i], comm); err != nil && err != error(ncclsys.ErrInProgress) {
+			first = err
+			break
+		}
+	}
+	err := l.sys.GroupEnd()
+	if first != nil {
+		return first
+	}
+	return err
+}
+
+// finish waits where the library goes on with a call by itself, as for a first connection.
+func (l *library) finish(err error, comm ncclsys.Comm) error {
+	if err == error(ncclsys.ErrInProgress) {
+		return l.settle(context.Background(), comm, l.c.timeout)
+	}
+	return result(err)
+}
+
+// call is one call of the library. It allocates nothing of its own.
+func (l *library) call(c *Call, comm ncclsys.Comm) error {
+	t, _ := l.typeOf(c) // issue has asked
+	send, recv := ncclsys.DevicePtr(c.Send.Pointer()), ncclsys.DevicePtr(c.Recv.Pointer())
+	s := ncclsys.Stream(c.Stream.Handle())
+	switch c.Op {
+	case OpAllReduce:
+		return l.sys.AllReduce(send, recv, c.Count, t, libReds[c.Red], comm, s)
+	case OpReduce:
+		return l.sys.Reduce(send, recv, c.Count, t, libReds[c.Red], int(c.Root), comm, s)
+	case OpBroadcast:
+		return l.sys.Broadcast(send, recv, c.Count, t, int(c.Root), comm, s)
+	case OpAllGather:
+		return l.sys.AllGather(send, recv, c.Count, t, comm, s)
+	case OpReduceScatter:
+		return l.sys.ReduceScatter(send, recv, c.Count, t, libReds[c.Red], comm, s)
+	case OpSend:
+		return l.sys.Send(send, c.Count, t, int(c.Root), comm, s)
+	case OpRecv:
+		return l.sys.Recv(recv, c.Count, t, int(c.Root), comm, s)
+	}
+	return fmt.Errorf("%v is not in this package", c.Op)
+}
+
+// dependent reports whether a call of the group uses what an earlier one writes: the library runs a group's calls side by side.
+func dependent(calls []Call) bool {
+	for i := range calls {
+		for j := range i {
+			if lap(calls[i].Send, calls[j].Recv) || lap(calls[i].Recv, calls[j].Recv) || lap(calls[i].Recv, calls[j].Send) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func lap(a, b cuda.Range) bool {
+	return a.Mem != nil && a.Mem == b.Mem && a.Off < b.Off+b.Len && b.Off < a.Off+a.Len
+}
+
+// account counts eager calls when they are enqueued: the library does not tell when they are done.
+func (l *library) account(calls []Call) {
+	l.c.calls.Add(uint64(len(calls)))
+	for i := range calls {
+		n := calls[i].Send.Len + calls[i].Recv.Len
+		if n == 0 {
+			continue
+		}
+		all, some := l.registration(&calls[i])
+		if all {
+			l.c.direct.Add(n)
+		} else {
+			l.c.staged.Add(n)
+		}
+		if some {
+			l.mark(&calls[i])
+		}
+	}
+}
+
+// registration says whether all, and whether any of a call's buffers are registered by the user.
+func (l *library) registration(c *Call) (all, some bool) {
+	all = true
+	for _, r := range [...]cuda.Range{c.Send, c.Recv} {
+		if r.Mem == nil {
+			continue
+		}
+		if l.c.userRegistered(r) != nil {
+			some = true
+		} else {
+			all = false
+		}
+	}
+	return all && some, some
+}
+
+// recRegistered marks the record of a call whose buffers are registered: where one rank has it and another has not, both would hang.
+const recRegistered = 1 << 24
+
+// record is the ledger's record for eager calls. A call with one registered and one bare buffer is an error on this rank alone.
+func (l *library) record(calls []Call) (desc [2]uint64, err error) {
+	desc = packRecord(calls)
+	n, mix := uint64(0), uint64(0)
+	for i := range calls {
+		if calls[i].Op.p2p() {
+			break
+		}
+		all, some := l.registration(&calls[i])
+		if some && !all {
+			return desc, causef(ErrMixed, "rank %d, %v: %s, %s", l.c.rank, calls[i], l.bufferText("send", calls[i].Send), l.bufferText("recv", calls[i].Recv))
+		}
+		n++
+		if all {
+			mix |= 1 << (i % 64)
+		}
+	}
+	switch {
+	case mix == 0:
+	case n == 1:
+		desc[0] |= recRegistered
+	default:
+		desc[1] = fnv64(desc[1], mix)
+	}
+	return desc, nil
+}
+
+func (l *library) bufferText(which string, r cuda.Range) string {
+	return bufferText(which, true, l.c.userRegistered(r) != nil, r.Mem.ID(), r.Off)
+}

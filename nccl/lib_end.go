@@ -1,0 +1,445 @@
+package nccl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+)
+
+const (
+	finalizeWait = 2 * time.Second // for the library's good end
+	// destroyWait is for destroy and abort: each takes half a second, mostly.
+	destroyWait = 10 * time.Second
+	insideWait  = 50 * time.Millisecond // for calls that come out of the library by themselves
+)
+
+// failing follows a failure at once, on whatever goroutine saw it: the abort begins on a thread of its own. It returns when the graphs that hold the
+// communicator are broken, which happens meanwhile.
+func (l *library) failing() {
+	l.ending.Store(true)
+	l.aborting.Do(func() { go l.abort() })
+}
+
+// abort ends the library's communicators. After a lost context it is left out: the library does not come back from it.
+func (l *library) abort() {
+	defer close(l.aborted)
+	for end := time.Now().Add(insideWait); l.inflight.Load() > 0 && time.Now().Before(end); {
+		time.Sleep(50 * time.Microsecond)
+	}
+	if l.c.dev.Err() == nil {
+		var wg sync.WaitGroup
+		for _, comm := range l.comms() {
+			wg.Go(func() { l.abortOne(comm) }) // what it says changes nothing
+		}
+		wg.Wait()
+	}
+	l.rmu.Lock()
+	holds := l.dead
+	for _, f := range l.freeing {
+		if f.hold != nil {
+			holds = append(holds, f.hold)
+		}
+	}
+	l.dead, l.freeing, l.undone = nil, nil, 0
+	l.rmu.Unlock()
+	for _, h := range holds {
+		h.Release()
+	}
+}
+
+func (l *library) abortOne(comm ncclsys.Comm) error {
+	return l.onThread(func() error { return l.sys.CommAbort(comm) })
+}
+
+// onThread makes a call that may take long on a thread of its own.
+func (l *library) onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		b := l.c.dev.Bind()
+		defer b.Release()
+		if err := b.Err(); err != nil {
+			done <- err
+			return
+		}
+		done <- result(f())
+	}()
+	return <-done
+}
+
+// waitEnded waits until the abort is through.
+func (l *library) waitEnded() {
+	select {
+	case <-l.aborted:
+	case <-time.After(destroyWait):
+	}
+}
+
+// release ends the communicator: in good order where all members have closed it together, else by an abort.
+func (l *library) release() {
+	if l.c.failed.Load() == nil && l.together && l.main != 0 {
+		if err := l.finalize(); err != nil {
+			l.failing()
+		} else {
+			l.aborting.Do(func() { l.abortDone() })
+		}
+	} else {
+		l.failing()
+	}
+	l.waitEnded()
+	l.rmu.Lock()
+	l.closing = true
+	l.rmu.Unlock()
+	l.tellers.Wait()
+	l.umu.Lock()
+	uses := l.uses
+	l.uses = map[*cuda.Stream]*use{}
+	l.umu.Unlock()
+	for _, u := range uses {
+		if l.c.failed.Load() == nil {
+			u.remove() // after a failure streams go on to tell it
+		}
+	}
+	l.closeDrain()
+}
+
+// abortDone stands for an abort where the communicators are gone in good order.
+func (l *library) abortDone() {
+	l.ending.Store(true)
+	l.main, l.p2p = 0, 0
+	l.abort()
+}
+
+// finalize lets the library end by itself: finalize, which is done when it says so, and destroy, which takes half a second.
+func (l *library) finalize() error {
+	comms := l.comms()
+	if err := l.sys.Need(ncclsys.NonBlocking); err == nil {
+		for _, comm := range comms {
+			err := l.onThread(func() error { return l.sys.CommFinalize(comm) })
+			if err == nil {
+				err = l.settle(context.Background(), comm, finalizeWait)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	l.ending.Store(true)
+	done := make(chan error, len(comms))
+	for _, comm := range comms {
+		go func() { done <- l.onThread(func() error { return l.sys.CommDestroy(comm) }) }()
+	}
+	late := time.After(destroyWait)
+	var errs []error
+	for range comms {
+		select {
+		case err := <-done:
+			errs = append(errs, err)
+		case <-late:
+			return nil // the thread stays in it: an abort of what is being destroyed would make it worse
+		}
+	}
+	errors.Join(errs...) // it is gone either way
+	return nil
+}
+
+// freeing is a registration on its way back.
+type freeing struct {
+	handles [2]ncclsys.Registration
+	hold    *cuda.Hold
+	graph   bool
+}
+
+// register notes memory for the user's collectives. For a graph the library registers by itself, in the capture.
+func (l *library) register(m *cuda.Memory, user bool) error {
+	if !user {
+		return nil
+	}
+	if err := l.sys.Need(ncclsys.Register); err != nil {
+		return err
+	}
+	whole := cuda.Range{Mem: m, Len: m.Size()}
+	if m.Size() == 0 {
+		return causef(ErrArgument, "%v is empty", m)
+	}
+	if err := whole.Qualifies(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.unlock()
+	b := l.c.dev.Bind()
+	defer b.Release()
+	if err := b.Err(); err != nil {
+		return err
+	}
+	if err := l.enter(); err != nil {
+		return err
+	}
+	defer l.leave()
+	var handles [2]ncclsys.Registration
+	for i, comm := range l.comms() {
+		h, err := l.sys.CommRegister(comm, ncclsys.DevicePtr(m.Pointer()), m.Size())
+		if err = result(err); err == nil && h == 0 {
+			err = fmt.Errorf("%v was not registered: %s", m, l.whyNot())
+		}
+		if err != nil {
+			if i > 0 {
+				l.sys.CommDeregister(l.main, handles[0])
+			}
+			return err
+		}
+		handles[i] = h
+	}
+	l.rmu.Lock()
+	l.handles[m.ID()] = handles
+	l.rmu.Unlock()
+	return nil
+}
+
+// whyNot guesses why a registration came back without a handle.
+func (l *library) whyNot() string {
+	for _, f := range l.warned {
+		return f.String()
+	}
+	return "the library took it for memory that it cannot register, or peers cannot reach this device's memory directly"
+}
+
+// deregister lets the user's, or the last graph's, registration go. What graphs had registered goes when the library has been driven on: see drain.
+func (l *library) deregister(m *cuda.Memory, user bool, hold *cuda.Hold) (after func() error) {
+	l.rmu.Lock()
+	defer l.rmu.Unlock()
+	f := freeing{hold: hold, graph: !user}
+	if user {
+		f.handles = l.handles[m.ID()]
+		delete(l.handles, m.ID())
+	}
+	l.freeing = append(l.freeing, f)
+	return l.flush
+}
+
+// unlock ends the use of the library's communicators and gives back what has waited for it.
+func (l *library) unlock() {
+	l.mu.Unlock()
+	l.flush()
+}
+
+// flush gives back what waits, unless another goroutine is in the library: that one does it then.
+func (l *library) flush() error {
+	var errs []error
+	for {
+		l.rmu.Lock()
+		waits := len(l.freeing) > 0
+		l.rmu.Unlock()
+		if !waits || !l.mu.TryLock() {
+			return errors.Join(errs...)
+		}
+		holds, err := l.flushLocked()
+		l.mu.Unlock()
+		errs = append(errs, err)
+		for _, h := range holds {
+			h.Release()
+		}
+	}
+}
+
+func (l *library) flushLocked() (holds []*cuda.Hold, err error) {
+	l.rmu.Lock()
+	list := l.freeing
+	l.freeing = nil
+	graphs := false
+	for _, f := range list {
+		if f.graph {
+			l.undone++
+			graphs = true
+		}
+	}
+	// Memory of which a closed graph may still have a registration stays until the drain.
+	keep := l.undone > 0
+	if keep {
+		for _, f := range list {
+			if f.hold != nil {
+				l.dead = append(l.dead, f.hold)
+			}
+		}
+	}
+	l.rmu.Unlock()
+	var errs []error
+	for _, f := range list {
+		if f.handles != ([2]ncclsys.Registration{}) {
+			errs = append(errs, l.deregisterHandles(f.handles))
+		}
+		if !keep && f.hold != nil {
+			holds = append(holds, f.hold)
+		}
+	}
+	if graphs {
+		l.drainSoon()
+	}
+	return holds, errors.Join(errs...)
+}
+
+func (l *library) deregisterHandles(handles [2]ncclsys.Registration) error {
+	b := l.c.dev.Bind()
+	defer b.Release()
+	if err := b.Err(); err != nil {
+		return err
+	}
+	if l.enter() != nil {
+		return nil // the abort undoes it
+	}
+	defer l.leave()
+	var errs []error
+	for i, comm := range l.comms() {
+		errs = append(errs, result(l.sys.CommDeregister(comm, handles[i])))
+	}
+	return errors.Join(errs...)
+}
+
+// drainPause is how often a drain that has to wait for a capture looks again.
+const drainPause = 5 * time.Millisecond
+
+// drainSoon makes the library let go of closed graphs' registrations, on a goroutine of its own. mu is held.
+func (l *library) drainSoon() {
+	l.rmu.Lock()
+	defer l.rmu.Unlock()
+	if l.draining || l.closing || l.ending.Load() {
+		return
+	}
+	l.draining = true
+	l.tellers.Go(func() {
+		defer func() {
+			l.rmu.Lock()
+			l.draining = false
+			l.rmu.Unlock()
+		}()
+		for l.leased() {
+			select {
+			case <-l.c.ctx.Done():
+				return
+			case <-time.After(drainPause):
+			}
+		}
+		l.drain()
+	})
+}
+
+func (l *library) leased() bool {
+	l.c.mu.Lock()
+	defer l.c.mu.Unlock()
+	return l.c.gate != nil
+}
+
+// drainGroups are enough for the library to look at what closed graphs have left: it does so at every 11th launch.
+const drainGroups = 11
+
+// drain makes the library let go of closed graphs' registrations without the other members, by sending from this rank to itself, in place, and then
+// gives back the memory. Elsewhere than in NCCL's line it happens when the communicator ends.
+func (l *library) drain() {
+	l.mu.Lock()
+	l.rmu.Lock()
+	n, holds := l.undone, l.dead
+	l.rmu.Unlock()
+	if n == 0 {
+		l.unlock()
+		return
+	}
+	err := l.drainLocked()
+	if err == nil {
+		l.rmu.Lock()
+		l.undone -= n
+		l.dead = l.dead[len(holds):]
+		l.rmu.Unlock()
+	}
+	l.unlock()
+	if err == nil {
+		for _, h := range holds {
+			h.Release()
+		}
+	}
+}
+
+func (l *library) drainLocked() error {
+	if l.sys.Vendor() == ncclsys.MCCL {
+		return nil // it registers nothing in a capture
+	}
+	if l.drainStream == nil {
+		s, err := l.c.dev.NewStream()
+		if err != nil {
+			return err
+		}
+		l.drainStream = s
+	}
+	if l.drainBuf == nil {
+		m, err := l.c.dev.Alloc(4096, cuda.Private)
+		if err != nil {
+			return err
+		}
+		l.drainBuf = m
+	}
+	b := l.c.dev.Bind()
+	defer b.Release()
+	if err := b.Err(); err != nil {
+		return err
+	}
+	p, s := ncclsys.DevicePtr(l.drainBuf.Pointer()), ncclsys.Stream(l.drainStream.Handle())
+	for _, comm := range l.comms() {
+		for range drainGroups {
+			if err := l.enter(); err != nil {
+				return err
+			}
+			err := l.selfGroup(comm, p, s)
+			l.leave()
+			if err = l.finish(err, comm); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (l *library) selfGroup(comm ncclsys.Comm, p ncclsys.DevicePtr, s ncclsys.Stream) error {
+	if err := l.sys.GroupStart(); err != nil {
+		return err
+	}
+	err := l.sys.Send(p, 1, ncclsys.Uint8, l.c.rank, comm, s)
+	if err == nil || err == error(ncclsys.ErrInProgress) {
+		err = l.sys.Recv(p, 1, ncclsys.Uint8, l.c.rank, comm, s)
+	}
+	if end := l.sys.GroupEnd(); err == nil || err == error(ncclsys.ErrInProgress) {
+		err = end
+	}
+	return err
+}
+
+func (l *library) closeDrain() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.drainStream != nil {
+		l.drainStream.Close()
+		l.drainStream = nil
+	}
+	if l.drainBuf != nil {
+		l.drainBuf.Free()
+		l.drainBuf = nil
+	}
+}
+
+// pendingRelease is how many registrations of closed graphs the library still has.
+func (l *library) pendingRelease() int {
+	l.rmu.Lock()
+	defer l.rmu.Unlock()
+	n := l.undone
+	for _, f := range l.freeing {
+		if f.graph {
+			n++
+		}
+	}
+	return n
+}

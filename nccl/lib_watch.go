@@ -1,0 +1,368 @@
+package nccl
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+)
+
+// use is what this communicator has enqueued on a stream.
+type use struct {
+	l      *library
+	s      *cuda.Stream
+	remove func()
+	issued atomic.Uint64 // operations enqueued
+	done   atomic.Uint64 // of them those that the stream was seen to be through with, while the communicator worked
+	asked  atomic.Uint64 // issued when the stream was asked last
+	what   atomic.Uint64 // the last operation: op in the top byte, then its record
+}
+
+// opReplay is a launch of a graph, in use.what.
+const opReplay Op = 0xff
+
+// used notes an operation on a stream, before it is enqueued.
+func (l *library) used(s *cuda.Stream, op Op, seq uint64) {
+	u := l.last.Load()
+	if u == nil || u.s != s {
+		u = l.useOf(s)
+		l.last.Store(u)
+	}
+	u.what.Store(uint64(op)<<56 | seq)
+	u.issued.Add(1)
+	if !l.watching.Load() && l.watching.CompareAndSwap(false, true) {
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (l *library) useOf(s *cuda.Stream) *use {
+	l.umu.Lock()
+	u := l.uses[s]
+	l.umu.Unlock()
+	if u != nil {
+		return u
+	}
+	u = &use{l: l, s: s}
+	u.remove = s.Watch(u.check)
+	l.umu.Lock()
+	other := l.uses[s]
+	if other == nil {
+		l.uses[s] = u
+	}
+	l.umu.Unlock()
+	if other != nil {
+		u.remove()
+		return other
+	}
+	return u
+}
+
+// check is asked by who waits for the stream. After a failure everything that was not done before it has failed, whatever the stream says:
+// it reports success for what an abort has ended.
+func (u *use) check(done bool) error {
+	n := u.issued.Load()
+	c := u.l.c
+	if f := c.failed.Load(); f != nil {
+		if n > u.done.Load() {
+			return c.errorf(u.name(), f.err)
+		}
+		return nil
+	}
+	if !done {
+		u.asked.Store(n)
+		return nil
+	}
+	if u.done.Load() == n {
+		return nil
+	}
+	u.done.Store(n)
+	u.l.reached(u.what.Load() << 8 >> 8)
+	return nil
+}
+
+func (u *use) name() string {
+	w := u.what.Load()
+	op, seq := Op(w>>56), w<<8>>8
+	name := op.String()
+	if op == opReplay {
+		name = "replay"
+	}
+	if seq > 0 {
+		name += fmt.Sprintf(" #%d", seq)
+	}
+	return name
+}
+
+// reached tells the others how far this rank is.
+func (l *library) reached(seq uint64) {
+	for {
+		old := l.doneSeq.Load()
+		if seq <= old {
+			return
+		}
+		if l.doneSeq.CompareAndSwap(old, seq) {
+			l.c.acct.SetDone(seq)
+			return
+		}
+	}
+}
+
+// behind is how many operations are not known to be done, without asking a stream.
+func (l *library) behind() int {
+	l.umu.Lock()
+	defer l.umu.Unlock()
+	n := 0
+	for _, u := range l.uses {
+		n += int(u.issued.Load() - u.done.Load())
+	}
+	return n
+}
+
+// outstanding asks the streams. A stream that has failed or is closed has nothing left to wait for.
+func (l *library) outstanding() int {
+	if l.c.failed.Load() != nil {
+		return 0
+	}
+	l.umu.Lock()
+	var open []*use
+	for _, u := range l.uses {
+		if u.issued.Load() > u.done.Load() {
+			open = append(open, u)
+		}
+	}
+	l.umu.Unlock()
+	n := 0
+	for _, u := range open {
+		left := int(u.issued.Load() - u.done.Load())
+		if u.s.Capture() != nil {
+			n += left // it must not be asked
+			continue
+		}
+		if done, err := u.s.Query(); err == nil && !done {
+			n += left
+		} else if err != nil && l.c.failed.Load() == nil {
+			l.forget(u)
+		}
+	}
+	return n
+}
+
+// mark notes the last use of the user's registrations of a call.
+func (l *library) mark(c *Call) {
+	u := l.useOf(c.Stream)
+	for _, r := range [...]cuda.Range{c.Send, c.Recv} {
+		reg := l.c.userRegistered(r)
+		if reg == nil {
+			continue
+		}
+		l.umu.Lock()
+		if reg.marks == nil {
+			reg.marks = map[*use]uint64{}
+		}
+		reg.marks[u] = u.issued.Load()
+		l.umu.Unlock()
+		reg.last.Store(uint64(c.Op)<<56 | c.Seq)
+	}
+}
+
+// busy reports whether enqueued operations may still use a registration. It asks the streams.
+func (l *library) busy(r *registered) bool {
+	l.umu.Lock()
+	var open []*use
+	for u, n := range r.marks {
+		if u.done.Load() < n && l.uses[u.s] == u {
+			open = append(open, u)
+		}
+	}
+	l.umu.Unlock()
+	for _, u := range open {
+		if u.s.Capture() != nil {
+			return true
+		}
+		if done, err := u.s.Query(); err == nil && !done {
+			return true
+		}
+	}
+	return false
+}
+
+// forget is for streams that the user has closed.
+func (l *library) forget(u *use) {
+	u.remove()
+	l.umu.Lock()
+	defer l.umu.Unlock()
+	delete(l.uses, u.s)
+}
+
+const (
+	// watchPause is how often the others' ledgers are looked at while something is enqueued: a contradiction is told within a second.
+	watchPause    = 20 * time.Millisecond
+	watchPauseMax = 200 * time.Millisecond // while nothing changes
+)
+
+// watch looks, while operations are enqueued, for what the library does not tell: what other members have enqueued since, that they have closed,
+// the library's own errors, and the device's.
+func (l *library) watch() {
+	ctx := l.c.ctx
+	timer := time.NewTimer(watchPause)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.wake:
+		}
+		seen, pause := uint64(0), watchPause
+		for {
+			timer.Reset(pause)
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			}
+			if err := l.look(); err != nil {
+				l.c.fail(err, true, false)
+				return
+			}
+			if l.behind() == 0 {
+				l.watching.Store(false)
+				if l.behind() == 0 || !l.watching.CompareAndSwap(false, true) {
+					break
+				}
+			}
+			if n := l.c.acct.Last(); n != seen {
+				seen, pause = n, watchPause
+			} else {
+				pause = min(pause*5/4, watchPauseMax)
+			}
+		}
+	}
+}
+
+// watchRecords is how many of the newest records are compared with each member's.
+const watchRecords = 64
+
+func (l *library) look() error {
+	c := l.c
+	if err := c.dev.Err(); err != nil {
+		return &cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: its device has failed: %v", ErrAborted, c.rank, err)}
+	}
+	last := c.acct.Last()
+	for r, p := range c.peers {
+		if r == c.rank || p.acct == nil {
+			continue
+		}
+		theirs := p.acct.Last()
+		for seq := min(last, theirs); seq > 0 && min(last, theirs)-seq < watchRecords; seq-- {
+			own, ok := c.acct.At(seq)
+			if !ok {
+				break
+			}
+			if err := c.contradiction(own, r); err != nil {
+				return err
+			}
+		}
+		if own, ok := c.acct.At(last); ok {
+			if err := c.closedBefore(own, r); err != nil {
+				return err
+			}
+		}
+	}
+	for _, comm := range l.comms() {
+		if l.enter() != nil {
+			return nil
+		}
+		state, err := l.sys.CommAsyncError(comm)
+		l.leave()
+		if err == nil && state != ncclsys.Success && state != ncclsys.ErrInProgress {
+			err = l.sys.AsyncError(state)
+		}
+		if err = result(err); err != nil {
+			return &cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: %v", ErrAborted, c.rank, err)}
+		}
+	}
+	return nil
+}
+
+func (l *library) failureKey() string { return "nccl " + l.c.key + " failure" }
+
+// tellWait bounds the telling of a failure.
+const tellWait = time.Second
+
+// tell writes the failure to the job's store, where the first one stays. The others' goroutines wait for it there.
+func (l *library) tell(err error) error {
+	l.rmu.Lock()
+	closing := l.closing
+	if !closing {
+		l.tellers.Add(1)
+	}
+	l.rmu.Unlock()
+	if closing {
+		return err
+	}
+	go func() {
+		defer l.tellers.Done()
+		ctx, cancel := context.WithTimeout(context.Background(), tellWait)
+		defer cancel()
+		l.c.job.Put(ctx, l.failureKey(), encodeFailure(err, l.c.jobRankOf(err))) // refused where another member was first
+	}()
+	return err
+}
+
+// listen waits for a failure that another member tells.
+func (l *library) listen() {
+	b, err := l.c.job.Get(l.c.ctx, l.failureKey())
+	if err != nil {
+		return
+	}
+	l.c.fail(l.decodeFailure(b), false, false)
+}
+
+// told: the listener makes it the communicator's failure.
+func (l *library) told() error { return nil }
+
+func encodeFailure(err error, jobRank int) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, codeOf(err))
+	b = binary.LittleEndian.AppendUint32(b, uint32(int32(jobRank)))
+	text := err.Error()
+	return append(b, text[:min(len(text), 8<<10)]...)
+}
+
+func (l *library) decodeFailure(b []byte) error {
+	if len(b) < 8 {
+		return causef(ErrAborted, "a member told a failure of %d bytes", len(b))
+	}
+	code, rank := binary.LittleEndian.Uint32(b), int(int32(binary.LittleEndian.Uint32(b[4:])))
+	var re *bootstrap.RankError
+	if code == codeRank && rank >= 0 && rank < l.c.job.Size() {
+		re = l.c.job.RankErr(rank)
+	}
+	return told(code, rank, string(b[8:]), re)
+}
+
+// declareClosed has nothing to do for members of this host: the ledger says it. The others meet.
+func (l *library) declareClosed(n uint64) {}
+
+func (l *library) peerClosed(r int) (uint64, bool) {
+	if l.c.peers == nil || l.c.peers[r].acct == nil {
+		return 0, false
+	}
+	return l.c.peers[r].acct.Closed()
+}
+
+// jobRankOf is the rank that a failure is about: the one that has ended, else this one.
+func (c *Comm) jobRankOf(err error) int {
+	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
+		return re.Rank
+	}
+	return c.ranks[c.rank]
+}
