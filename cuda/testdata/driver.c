@@ -1,0 +1,630 @@
+/* A driver library that works, without a GPU: memory is the machine's, each stream is a thread, graphs are lists of what was captured.
+ * It is as strict as the real one where package cuda depends on it: calls need a current context on their thread, captures forbid and are
+ * invalidated, a touch of freed memory loses the context for good (700). FAKE_DEVICES and FAKE_FABRIC say what the machine has. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+typedef unsigned u32;
+typedef unsigned long long u64;
+typedef void (*hostfn)(void *);
+
+enum { GRAIN = 2 << 20, MAXDEPS = 64, MAXNODES = 4096, MAXOBJECTS = 256 };
+
+static pthread_mutex_t L = PTHREAD_MUTEX_INITIALIZER; /* guards all that follows */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static int started, sticky, contexts, live, graphs_live;
+static u64 used;
+static __thread int current; /* device + 1 */
+static __thread int thread_mode;
+
+static void lock(void) { pthread_mutex_lock(&L); }
+static int unlock(int rc) { pthread_mutex_unlock(&L); return rc; }
+
+/* Memory. */
+enum kind { PLAIN, VMM, HOST, RESERVED };
+struct mem { u64 base; size_t n; enum kind kind; int device, fd, handles, access; struct mem *next; };
+struct handle { size_t n; int fd, device, handles; };
+static struct mem *mems;
+
+static struct mem *find(u64 p) {
+	for (struct mem *m = mems; m; m = m->next)
+		if (p - m->base < m->n)
+			return m;
+	return 0;
+}
+static struct mem *add(u64 base, size_t n, enum kind kind) {
+	struct mem *m = calloc(1, sizeof *m);
+	*m = (struct mem){.base = base, .n = n, .kind = kind, .device = current - 1, .fd = -1, .next = mems};
+	mems = m;
+	live++;
+	return m;
+}
+static void drop(struct mem *m) {
+	for (struct mem **p = &mems; *p; p = &(*p)->next)
+		if (*p == m) {
+			*p = m->next;
+			break;
+		}
+	free(m);
+	live--;
+}
+/* usable says whether the device may touch a range, and loses the context if not. */
+static int usable(u64 p, size_t n) {
+	struct mem *m = find(p);
+	int ok = n == 0 || (m && n <= m->n - (p - m->base) && (m->kind == PLAIN || m->kind == HOST || (m->kind == VMM && m->access)));
+	if (!ok)
+		sticky = 700;
+	return ok;
+}
+
+/* Work. */
+enum opkind { COPY, SET8, SET32, CALL, RECORD, WAIT, RUN, SCALE };
+struct event { u64 recorded, done; struct capture *cap; int deps[MAXDEPS], ndeps; };
+struct object { hostfn fn; void *arg; int refs; };
+struct graph { int refs, n, nobj; struct op *nodes[MAXNODES]; struct object *objects[MAXOBJECTS]; };
+struct exec { int refs; struct graph *g; int nobj; struct object *objects[MAXOBJECTS]; };
+struct op {
+	enum opkind kind;
+	u64 dst, src, count;
+	u32 v;
+	float factor;
+	hostfn fn;
+	void *arg;
+	struct event *ev;
+	u64 gen;
+	struct exec *x;
+	int deps[MAXDEPS], ndeps;
+	struct op *next;
+};
+struct stream {
+	struct op *first, *last;
+	u64 queued, done;
+	int closed;
+	struct capture *cap;
+	int deps[MAXDEPS], ndeps;
+	pthread_t thread;
+};
+struct capture { struct graph *g; struct stream *origin, *streams[16]; int nstreams, mode, invalid, ended; pid_t tid; struct capture *next; };
+static struct capture *captures;
+
+/* L is held, and given up for the destructor. */
+static void unref_object(struct object *o) {
+	if (--o->refs)
+		return;
+	unlock(0);
+	o->fn(o->arg);
+	lock();
+	free(o);
+}
+static void unref_graph(struct graph *g) {
+	if (--g->refs)
+		return;
+	for (int i = 0; i < g->n; i++)
+		free(g->nodes[i]);
+	free(g);
+}
+static void unref_exec(struct exec *x) {
+	if (--x->refs)
+		return;
+	for (int i = 0; i < x->nobj; i++)
+		unref_object(x->objects[i]);
+	unref_graph(x->g);
+	free(x);
+}
+
+/* execute does an operation; L is held, and given up while Go runs. */
+static void execute(struct op *o) {
+	if (sticky)
+		return;
+	switch (o->kind) {
+	case COPY:
+		if (usable(o->dst, o->count) && usable(o->src, o->count))
+			memmove((void *)o->dst, (void *)o->src, o->count);
+		break;
+	case SET8:
+		if (usable(o->dst, o->count))
+			memset((void *)o->dst, o->v, o->count);
+		break;
+	case SET32:
+		if (usable(o->dst, 4 * o->count))
+			for (u64 i = 0; i < o->count; i++)
+				((u32 *)o->dst)[i] = o->v;
+		break;
+	case SCALE:
+		if (usable(o->dst, 4 * o->count))
+			for (u64 i = 0; i < o->count; i++)
+				((float *)o->dst)[i] *= o->factor;
+		break;
+	case CALL:
+		unlock(0);
+		o->fn(o->arg);
+		lock();
+		break;
+	case RECORD:
+		if (o->ev->done < o->gen)
+			o->ev->done = o->gen;
+		break;
+	case WAIT:
+		while (o->ev->done < o->gen && !sticky)
+			pthread_cond_wait(&changed, &L);
+		break;
+	case RUN:
+		for (int i = 0; i < o->x->g->n; i++)
+			execute(o->x->g->nodes[i]);
+		unref_exec(o->x);
+		break;
+	}
+}
+
+static void *work(void *arg) {
+	struct stream *s = arg;
+	lock();
+	for (;;) {
+		struct op *o = s->first;
+		if (!o) {
+			if (s->closed)
+				break;
+			pthread_cond_wait(&changed, &L);
+			continue;
+		}
+		s->first = o->next;
+		execute(o);
+		free(o);
+		s->done++;
+		pthread_cond_broadcast(&changed);
+	}
+	free(s);
+	live--;
+	unlock(0);
+	return 0;
+}
+
+static int invalidate(struct capture *c, int rc) {
+	c->invalid = 1;
+	return rc;
+}
+/* forbidden is for calls that captures forbid. */
+static int forbidden(void) {
+	if (thread_mode == 2)
+		return 0;
+	for (struct capture *c = captures; c; c = c->next)
+		if (!c->ended && (c->mode == 0 || (c->mode == 1 && c->tid == gettid())))
+			return invalidate(c, 900);
+	return 0;
+}
+
+#define NEED                          \
+	lock();                           \
+	if (sticky)                       \
+		return unlock(sticky);        \
+	if (!current)                     \
+		return unlock(201);
+#define SAFE                          \
+	NEED;                             \
+	{                                 \
+		int rc = forbidden();         \
+		if (rc)                       \
+			return unlock(rc);        \
+	}
+
+/* emit enqueues an operation or records it. L is held. */
+static int emit(struct stream *s, struct op op) {
+	if (s->cap) {
+		struct capture *c = s->cap;
+		if (c->invalid)
+			return 901;
+		struct op *o = malloc(sizeof *o);
+		*o = op;
+		memcpy(o->deps, s->deps, sizeof s->deps);
+		o->ndeps = s->ndeps;
+		s->deps[0] = c->g->n;
+		s->ndeps = 1;
+		c->g->nodes[c->g->n++] = o;
+		return 0;
+	}
+	struct op *o = malloc(sizeof *o);
+	*o = op;
+	o->next = 0;
+	if (s->first)
+		s->last->next = o;
+	else
+		s->first = o;
+	s->last = o;
+	s->queued++;
+	pthread_cond_broadcast(&changed);
+	return 0;
+}
+
+static int devices(void) { const char *v = getenv("FAKE_DEVICES"); return v ? atoi(v) : 2; }
+
+API int cuInit(u32 flags) { started = 1; return flags != 0; }
+API int cuDriverGetVersion(int *v) { *v = 12080; return 0; }
+API int cuDeviceGetCount(int *n) { *n = devices(); return started ? 0 : 3; }
+API int cuDeviceGet(int *d, int i) { *d = i; return i < devices() ? 0 : 101; }
+API int cuDeviceGetAttribute(int *v, int a, int dev) {
+	(void)dev;
+	switch (a) {
+	case 16: *v = 7; break;
+	case 75: *v = 9; break;
+	case 76: *v = 0; break;
+	case 102: case 103: case 110: *v = 1; break;
+	case 128: *v = getenv("FAKE_FABRIC") != 0; break;
+	default: *v = 0;
+	}
+	return 0;
+}
+API int cuDeviceGetUuid_v2(unsigned char *id, int dev) {
+	for (int i = 0; i < 16; i++)
+		id[i] = 0x10 * (dev + 1) + i;
+	return 0;
+}
+API int cuDeviceGetName(char *b, int n, int dev) { snprintf(b, n, "Fake %d", dev); return 0; }
+API int cuDeviceTotalMem_v2(size_t *n, int dev) { (void)dev; *n = 1ull << 34; return 0; }
+API int cuDeviceGetPCIBusId(char *b, int n, int dev) { snprintf(b, n, "0000:%02x:00.0", dev + 1); return 0; }
+API int cuDeviceCanAccessPeer(int *v, int a, int b) { *v = a != b; return 0; }
+API int cuDevicePrimaryCtxRetain(uintptr_t *c, int dev) { lock(); contexts++; *c = dev + 1; return unlock(0); }
+API int cuDevicePrimaryCtxRelease_v2(int dev) { (void)dev; lock(); contexts--; return unlock(0); }
+API int cuDevicePrimaryCtxGetState(int dev, u32 *flags, int *active) { (void)dev; *flags = 0; *active = contexts > 0; return 0; }
+API int cuCtxSetCurrent(uintptr_t c) { current = (int)c; return sticky; }
+API int cuCtxGetCurrent(uintptr_t *c) { *c = current; return 0; }
+API int cuCtxGetDevice(int *d) { *d = current - 1; return current ? 0 : 201; }
+API int cuCtxSynchronize(void) { return 801; }
+
+API int cuMemAlloc_v2(u64 *p, size_t n) {
+	SAFE;
+	if (n == 0)
+		return unlock(1);
+	if (n > (1ull << 34) - used)
+		return unlock(2);
+	*p = (u64)(uintptr_t)mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	memset((void *)*p, 0xa5, n < 4096 ? n : 4096);
+	add(*p, n, PLAIN);
+	used += n;
+	return unlock(0);
+}
+API int cuMemFree_v2(u64 p) {
+	SAFE;
+	struct mem *m = find(p);
+	if (!m || m->base != p || m->kind != PLAIN)
+		return unlock(1);
+	used -= m->n;
+	munmap((void *)p, m->n);
+	drop(m);
+	return unlock(0);
+}
+API int cuMemGetInfo_v2(size_t *f, size_t *t) { NEED; *t = 1ull << 34; *f = *t - used; return unlock(0); }
+API int cuMemAllocHost_v2(void **p, size_t n) { SAFE; *p = calloc(1, n); add((u64)(uintptr_t)*p, n, HOST); return unlock(0); }
+API int cuMemFreeHost(void *p) {
+	SAFE;
+	struct mem *m = find((u64)(uintptr_t)p);
+	if (!m || m->kind != HOST)
+		return unlock(1);
+	drop(m);
+	free(p);
+	return unlock(0);
+}
+API int cuMemGetAddressRange_v2(u64 *b, size_t *n, u64 p) {
+	NEED;
+	struct mem *m = find(p);
+	if (!m)
+		return unlock(500);
+	*b = m->base, *n = m->n;
+	return unlock(0);
+}
+API int cuPointerGetAttributes(u32 n, const int *attrs, void **data, u64 p) {
+	NEED;
+	struct mem *m = find(p);
+	if (m && m->kind == RESERVED)
+		m = 0;
+	for (u32 i = 0; i < n && m; i++)
+		switch (attrs[i]) {
+		case 2: *(u32 *)data[i] = m->kind == HOST ? 1 : 2; break;
+		case 9: *(int *)data[i] = m->device; break;
+		case 10: *(_Bool *)data[i] = m->kind == PLAIN; break;
+		case 11: *(u64 *)data[i] = m->base; break;
+		case 12: *(size_t *)data[i] = m->n; break;
+		case 14: *(u32 *)data[i] = m->handles; break;
+		}
+	return unlock(0);
+}
+
+struct prop { int type, handles, loctype, locid; void *win32; uint8_t comp, rdma; uint16_t usage; uint8_t reserved[4]; };
+API int cuMemGetAllocationGranularity(size_t *n, const struct prop *p, int opt) { (void)p; *n = opt ? GRAIN : 4096; return 0; }
+API int cuMemCreate(u64 *h, size_t n, const struct prop *p, u64 flags) {
+	NEED;
+	if (p->handles & 8)
+		return unlock(800);
+	if (flags || p->type != 1 || p->loctype != 1 || n % GRAIN)
+		return unlock(1);
+	if (n > (1ull << 34) - used)
+		return unlock(2);
+	struct handle *v = calloc(1, sizeof *v);
+	*v = (struct handle){n, memfd_create("fake", MFD_CLOEXEC), p->locid, p->handles};
+	if (ftruncate(v->fd, n))
+		return unlock(2);
+	*h = (u64)(uintptr_t)v;
+	live++;
+	return unlock(0);
+}
+API int cuMemRelease(u64 h) {
+	NEED;
+	struct handle *v = (void *)h;
+	close(v->fd);
+	free(v);
+	live--;
+	return unlock(0);
+}
+API int cuMemAddressReserve(u64 *p, size_t n, size_t align, u64 hint, u64 flags) {
+	NEED;
+	if (hint || flags || n % GRAIN)
+		return unlock(1);
+	char *a = mmap(0, n + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *b = (char *)(((uintptr_t)a + align - 1) / align * align);
+	if (b > a)
+		munmap(a, b - a);
+	if (b + n < a + n + align)
+		munmap(b + n, a + align - b);
+	*p = (u64)(uintptr_t)b;
+	add(*p, n, RESERVED);
+	return unlock(0);
+}
+API int cuMemAddressFree(u64 p, size_t n) {
+	NEED;
+	struct mem *m = find(p);
+	if (!m || m->kind != RESERVED || m->n != n)
+		return unlock(1);
+	munmap((void *)p, n);
+	drop(m);
+	return unlock(0);
+}
+API int cuMemMap(u64 p, size_t n, size_t off, u64 h, u64 flags) {
+	NEED;
+	struct mem *m = find(p);
+	struct handle *v = (void *)h;
+	if (!m || m->kind != RESERVED || m->n != n || v->n != n || off || flags)
+		return unlock(1);
+	mmap((void *)p, n, PROT_NONE, MAP_SHARED | MAP_FIXED, v->fd, 0);
+	m->kind = VMM, m->handles = v->handles, m->device = v->device, m->access = 0;
+	used += n;
+	return unlock(0);
+}
+API int cuMemUnmap(u64 p, size_t n) {
+	NEED;
+	struct mem *m = find(p);
+	if (!m || m->kind != VMM || m->n != n)
+		return unlock(1);
+	mmap((void *)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+	m->kind = RESERVED;
+	used -= n;
+	return unlock(0);
+}
+struct access { int loctype, locid, flags; };
+API int cuMemSetAccess(u64 p, size_t n, const struct access *a, size_t count) {
+	NEED;
+	struct mem *m = find(p);
+	if (!m || m->kind != VMM || m->n != n)
+		return unlock(1);
+	for (size_t i = 0; i < count; i++)
+		if (a[i].loctype != 1 || a[i].flags != 3 || a[i].locid >= devices())
+			return unlock(1);
+	mprotect((void *)p, n, PROT_READ | PROT_WRITE);
+	m->access = (int)count;
+	return unlock(0);
+}
+
+static struct op copy_op(u64 d, u64 s, size_t n) { return (struct op){.kind = COPY, .dst = d, .src = s, .count = n}; }
+API int cuMemcpyHtoDAsync_v2(u64 d, void *s, size_t n, struct stream *st) { NEED; return unlock(emit(st, copy_op(d, (u64)(uintptr_t)s, n))); }
+API int cuMemcpyDtoHAsync_v2(void *d, u64 s, size_t n, struct stream *st) { NEED; return unlock(emit(st, copy_op((u64)(uintptr_t)d, s, n))); }
+API int cuMemcpyDtoDAsync_v2(u64 d, u64 s, size_t n, struct stream *st) { NEED; return unlock(emit(st, copy_op(d, s, n))); }
+API int cuMemsetD8Async(u64 d, unsigned char v, size_t n, struct stream *st) { NEED; return unlock(emit(st, (struct op){.kind = SET8, .dst = d, .v = v, .count = n})); }
+API int cuMemsetD32Async(u64 d, u32 v, size_t n, struct stream *st) {
+	NEED;
+	return unlock(d % 4 ? 1 : emit(st, (struct op){.kind = SET32, .dst = d, .v = v, .count = n}));
+}
+API int cuLaunchHostFunc(struct stream *s, hostfn fn, void *arg) { NEED; return unlock(emit(s, (struct op){.kind = CALL, .fn = fn, .arg = arg})); }
+
+API int cuStreamCreate(struct stream **out, u32 flags) {
+	NEED;
+	if (flags != 1)
+		return unlock(1);
+	struct stream *s = calloc(1, sizeof *s);
+	live++;
+	pthread_create(&s->thread, 0, work, s);
+	pthread_detach(s->thread);
+	*out = s;
+	return unlock(0);
+}
+API int cuStreamDestroy_v2(struct stream *s) { NEED; s->closed = 1; pthread_cond_broadcast(&changed); return unlock(0); }
+API int cuStreamSynchronize(struct stream *s) { (void)s; return 801; }
+API int cuStreamQuery(struct stream *s) {
+	NEED;
+	if (s->cap)
+		return unlock(invalidate(s->cap, 900));
+	return unlock(s->done == s->queued ? 0 : 600);
+}
+API int cuEventCreate(struct event **e, u32 flags) { NEED; if (flags != 2) return unlock(1); *e = calloc(1, sizeof **e); live++; return unlock(0); }
+API int cuEventDestroy_v2(struct event *e) { NEED; (void)e; live--; return unlock(0); } /* streams may still wait for it: the memory stays */
+API int cuEventRecord(struct event *e, struct stream *s) {
+	NEED;
+	if (s->cap) {
+		if (s->cap->invalid)
+			return unlock(901);
+		e->cap = s->cap;
+		memcpy(e->deps, s->deps, sizeof s->deps);
+		e->ndeps = s->ndeps;
+		return unlock(0);
+	}
+	e->cap = 0;
+	return unlock(emit(s, (struct op){.kind = RECORD, .ev = e, .gen = ++e->recorded}));
+}
+API int cuEventQuery(struct event *e) {
+	SAFE;
+	if (e->cap)
+		return unlock(e->cap->ended ? 907 : invalidate(e->cap, 907));
+	return unlock(e->done == e->recorded ? 0 : 600);
+}
+API int cuEventSynchronize(struct event *e) { (void)e; return 801; }
+API int cuEventElapsedTime(float *ms, struct event *a, struct event *b) { (void)ms, (void)a, (void)b; return 801; }
+API int cuStreamWaitEvent(struct stream *s, struct event *e, u32 flags) {
+	NEED;
+	if (flags)
+		return unlock(1);
+	if (e->cap) {
+		struct capture *c = e->cap;
+		if (c->ended || (s->cap && s->cap != c))
+			return unlock(902);
+		if (!s->cap)
+			s->cap = c, s->ndeps = 0, c->streams[c->nstreams++] = s;
+		for (int i = 0; i < e->ndeps && s->ndeps < MAXDEPS; i++)
+			s->deps[s->ndeps++] = e->deps[i];
+		return unlock(0);
+	}
+	if (s->cap)
+		return unlock(e->recorded ? invalidate(s->cap, 905) : 0);
+	if (!e->recorded)
+		return unlock(0);
+	return unlock(emit(s, (struct op){.kind = WAIT, .ev = e, .gen = e->recorded}));
+}
+
+API int cuStreamBeginCapture_v2(struct stream *s, int mode) {
+	NEED;
+	if (s->cap)
+		return unlock(invalidate(s->cap, 901));
+	struct capture *c = calloc(1, sizeof *c);
+	c->g = calloc(1, sizeof *c->g);
+	c->g->refs = 1;
+	c->origin = c->streams[0] = s, c->nstreams = 1, c->mode = mode, c->tid = gettid(), c->next = captures;
+	captures = c;
+	s->cap = c, s->ndeps = 0;
+	return unlock(0);
+}
+API int cuStreamEndCapture(struct stream *s, struct graph **out) {
+	NEED;
+	struct capture *c = s->cap;
+	*out = 0;
+	if (!c)
+		return unlock(1);
+	if (c->origin != s)
+		return unlock(invalidate(c, 903));
+	if (c->mode != 2 && c->tid != gettid())
+		return unlock(invalidate(c, 908));
+	c->ended = 1;
+	char before[MAXNODES] = {0};
+	for (int i = 0; i < s->ndeps; i++)
+		before[s->deps[i]] = 1;
+	int unjoined = 0;
+	for (int n = c->g->n - 1; n >= 0; n--) {
+		if (!before[n])
+			unjoined = 1;
+		for (int i = 0; i < c->g->nodes[n]->ndeps; i++)
+			before[c->g->nodes[n]->deps[i]] = 1;
+	}
+	for (int i = 0; i < c->nstreams; i++)
+		c->streams[i]->cap = 0;
+	if (c->invalid || unjoined) {
+		unref_graph(c->g);
+		return unlock(c->invalid ? 901 : 904);
+	}
+	*out = c->g;
+	graphs_live++;
+	return unlock(0);
+}
+API int cuStreamIsCapturing(struct stream *s, int *status) { NEED; *status = s->cap ? 1 + s->cap->invalid : 0; return unlock(0); }
+API int cuThreadExchangeStreamCaptureMode(int *m) { int old = thread_mode; thread_mode = *m; *m = old; return 0; }
+
+API int cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, u64 flags) {
+	NEED;
+	if (flags)
+		return unlock(1);
+	struct exec *x = calloc(1, sizeof *x);
+	x->refs = 1, x->g = g, x->nobj = g->nobj;
+	g->refs++;
+	for (int i = 0; i < g->nobj; i++)
+		(x->objects[i] = g->objects[i])->refs++;
+	*out = x;
+	graphs_live++;
+	return unlock(0);
+}
+API int cuGraphLaunch(struct exec *x, struct stream *s) {
+	NEED;
+	x->refs++;
+	return unlock(emit(s, (struct op){.kind = RUN, .x = x}));
+}
+API int cuGraphExecDestroy(struct exec *x) { NEED; graphs_live--; unref_exec(x); return unlock(0); }
+API int cuGraphDestroy(struct graph *g) {
+	NEED;
+	graphs_live--;
+	for (int i = 0; i < g->nobj; i++)
+		unref_object(g->objects[i]);
+	unref_graph(g);
+	return unlock(0);
+}
+API int cuGraphGetNodes(struct graph *g, void **nodes, size_t *n) { NEED; (void)nodes; *n = g->n; return unlock(0); }
+API int cuGraphNodeGetType(void *n, int *t) { (void)n, (void)t; return 801; }
+API int cuUserObjectCreate(struct object **out, void *arg, hostfn fn, u32 refs, u32 flags) {
+	if (flags != 1)
+		return 1;
+	struct object *o = malloc(sizeof *o);
+	*o = (struct object){fn, arg, (int)refs};
+	*out = o;
+	return 0;
+}
+API int cuUserObjectRelease(struct object *o, u32 n) { lock(); o->refs -= n - 1; unref_object(o); return unlock(0); }
+API int cuGraphRetainUserObject(struct graph *g, struct object *o, u32 n, u32 flags) {
+	if (n != 1 || flags != 1)
+		return 1;
+	lock();
+	g->objects[g->nobj++] = o;
+	return unlock(0);
+}
+
+/* Modules: an image is its source. The one kernel is scale: x[i] *= a for its n items. */
+API int cuModuleLoadDataEx(char **m, const char *image, u32 n, int *options, void **values) {
+	SAFE;
+	if (n != 2 || options[0] != 5 || options[1] != 6)
+		return unlock(1);
+	if (strstr(image, "broken")) {
+		snprintf(values[0], (size_t)(uintptr_t)values[1], "ptxas: broken");
+		return unlock(218);
+	}
+	*m = strdup(image);
+	live++;
+	return unlock(0);
+}
+API int cuModuleUnload(char *m) { NEED; free(m); live--; return unlock(0); }
+API int cuModuleGetFunction(const char **f, char *m, const char *name) {
+	NEED;
+	if (strcmp(name, "scale") || !strstr(m, "void scale(scale_args a, long long n)"))
+		return unlock(500);
+	*f = "scale";
+	return unlock(0);
+}
+API int cuModuleGetGlobal_v2(u64 *p, size_t *n, char *m, const char *name) { (void)p, (void)n, (void)m, (void)name; return 801; }
+struct scale_args { short pad; float *x; long long n; float a; };
+API int cuLaunchKernel(const char *f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 smem, struct stream *s, void **params, void **extra) {
+	NEED;
+	struct scale_args *a = params[0];
+	long long n = *(long long *)params[1];
+	if (strcmp(f, "scale") || gy != 1 || gz != 1 || by != 1 || bz != 1 || smem || extra || gx != (n + bx - 1) / bx || a->n < n)
+		return unlock(1);
+	return unlock(emit(s, (struct op){.kind = SCALE, .dst = (u64)(uintptr_t)a->x, .count = n, .factor = a->a}));
+}
+
+API int cuGetErrorName(int rc, const char **s) {
+	*s = rc == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : rc == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : rc == 900 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" : 0;
+	return *s ? 0 : 1;
+}
+API int cuGetErrorString(int rc, const char **s) {
+	*s = rc == 2 ? "out of memory" : rc == 700 ? "an illegal memory access was encountered" : rc == 900 ? "operation not permitted when stream is capturing" : 0;
+	return *s ? 0 : 1;
+}
+
+/* For the tests: what was not given back. A stream goes with its thread. */
+API int fake_live(void) { lock(); return unlock(live + graphs_live + contexts); }
