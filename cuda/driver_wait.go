@@ -57,8 +57,11 @@ type pollable interface {
 	broken(done bool) error
 }
 
-// wait asks until p is ready, fails, or ctx ends. The goroutine keeps its thread while it spins only.
-func (g *driverDevice) wait(ctx context.Context, p pollable) error {
+// wait asks until p is ready, fails, or ctx ends. The goroutine keeps its thread while it spins only. Generic, as ask, so that p is not boxed.
+func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
+	if err := p.broken(false); err != nil {
+		return err
+	}
 	if err := g.bind(); err != nil {
 		return err
 	}
@@ -93,4 +96,20 @@ func (g *driverDevice) wait(ctx context.Context, p pollable) error {
 			return err
 		}
 	}
+}
+
+// ask asks once.
+func ask[P pollable](g *driverDevice, p P) (bool, error) {
+	if err := p.broken(false); err != nil {
+		return false, err
+	}
+	if err := g.bind(); err != nil {
+		return false, err
+	}
+	defer g.unbind()
+	done, err := p.ready()
+	if err = g.cause(err); err == nil && done {
+		err = p.broken(true)
+	}
+	return done && err == nil, err
 }

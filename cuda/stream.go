@@ -91,9 +91,10 @@ func (s *Stream) HostFunc(fn func()) error {
 	return s.raw.hostFunc(fn)
 }
 
-// Watch has check asked again and again by whoever waits for the stream, or for an event of it or a stream that waits for one. An error that it
-// returns ends the wait and sticks to the stream. done says that all that was enqueued has ended, well or badly: a GPU reports success for
-// a collective that was aborted. check must not wait, nor call package cuda. For libraries on a GPU; a host task fails by itself, and the host platform asks nothing.
+// Watch has check asked by whoever waits for the stream, for an event of it, or for a stream that waits for one: with done false before the driver is asked, and
+// again and again while the wait goes on; with done true when the driver then says that all is done. An error that it returns ends the wait and sticks
+// to the stream, also if the driver reports success, as it does for a collective that was aborted. check must not wait, nor call package cuda. For libraries on a
+// GPU; a host task fails by itself, and the host platform asks nothing.
 func (s *Stream) Watch(check func(done bool) error) (remove func()) { return s.raw.watch(check) }
 
 // Record and Wait order streams by an event. During a capture a Wait on an event recorded in the capture makes the stream join it.
