@@ -168,6 +168,7 @@ func (h *host) find(rank int, mem uint64, holders ...uint64) ([]byte, error) {
 		}
 		m = &mapping{}
 		p.of[k] = m
+		p.dirty = true // a peer with new memory may have given up old
 		p.wg.Add(1)
 		go func() {
 			defer p.wg.Done()

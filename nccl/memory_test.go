@@ -92,6 +92,9 @@ func TestRegistration(t *testing.T) {
 			if err := outcome(ctx, w.stream, nccl.AllReduce(w.comm, c.All(), c.All(), nccl.Sum, w.stream)); err != nil {
 				return err
 			}
+			if err := job.Barrier(ctx); err != nil {
+				return err
+			}
 			if w.comm.Rank() == 0 {
 				if err := reg.Close(); err != nil {
 					return err
@@ -110,6 +113,39 @@ func TestRegistration(t *testing.T) {
 				return want("drained", nccl.Stats{Registrations: 1})
 			}
 			return want("closed", nccl.Stats{})
+		})
+	})
+}
+
+// A rank that keeps one buffer while another registers ever new ones keeps few mappings.
+func TestMappingsAreBounded(t *testing.T) {
+	ranktest.RunEither(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		return with(ctx, job, nil, func(w *world) error {
+			var b *cuda.Buffer[int32]
+			var reg *nccl.Registration
+			for i := range 20 {
+				if i == 0 || job.Rank() == 0 {
+					var err error
+					if b, err = nccl.Alloc[int32](w.dev, 100); err != nil {
+						return err
+					}
+					if reg, err = w.comm.Register(b.Memory()); err != nil {
+						return err
+					}
+				}
+				if err := outcome(ctx, w.stream, nccl.AllReduce(w.comm, b.All(), b.All(), nccl.Sum, w.stream)); err != nil {
+					return err
+				}
+				if n := w.comm.Stats().PeerMappings; n > 2 { // none where rank 0 was faster
+					return fmt.Errorf("round %d: %d mappings", i, n)
+				}
+				if i == 19 || job.Rank() == 0 {
+					if err := errors.Join(reg.Close(), b.Free()); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
 		})
 	})
 }

@@ -81,7 +81,7 @@ func (c *Comm) badCall(op Op, format string, args ...any) error {
 	return c.errorf(op.String(), causef(ErrArgument, format, args...))
 }
 
-// check validates what this rank alone can see.
+// validate looks at what this rank alone can see.
 func (c *Comm) validate(call *Call) error {
 	bad := func(format string, args ...any) error { return c.badCall(call.Op, format, args...) }
 	if call.Stream == nil {

@@ -3,7 +3,6 @@ package nccl
 import (
 	"fmt"
 
-	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
 )
 
@@ -427,5 +426,4 @@ var (
 	_ cuda.Waiter   = (*p2pTask)(nil)
 	_ cuda.Canceler = (*p2pTask)(nil)
 	_ cuda.Canceler = (*markTask)(nil)
-	_               = bootstrap.Record{}
 )
