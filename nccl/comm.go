@@ -423,7 +423,8 @@ func (c *Comm) Err() error {
 }
 
 // Abort ends the communicator here and now, with the cause: enqueued operations fail, graphs that hold it break, the others learn of it
-// and fail with an error that names this rank. From any goroutine, more than once: the first cause stays.
+// and fail with an error that names this rank. It waits, half a second at most, until what is enqueued here has ended. From any goroutine,
+// more than once: the first cause stays.
 func (c *Comm) Abort(err error) error {
 	c.mu.Lock()
 	closed := c.closed

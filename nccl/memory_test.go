@@ -69,6 +69,10 @@ func TestRegistration(t *testing.T) {
 			if err := want("used", nccl.Stats{Registrations: 1, PeerMappings: 1}); err != nil {
 				return err
 			}
+			// Nobody gives up what the other still has in use, and counts.
+			if err := job.Barrier(ctx); err != nil {
+				return err
+			}
 			if err := b.Free(); err != nil { // carried out below
 				return err
 			}
