@@ -1,0 +1,346 @@
+/* A collective library that works, without a GPU, between processes of one machine: ranks meet in a shared file, and each operation is a host
+ * function on its stream (of the driver in GORUN_CUDA_LIB). Like the real one it notices nothing: where a peer does not come or calls something
+ * else the stream never gets ready, and after an abort it says success. FAKE_LOG names a file for the calls, FAKE_NCCL has words that change what it does. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+#ifndef VERSION
+#define VERSION 22803
+#endif
+enum { MAXRANKS = 8, CHUNK = 256 << 10, INPROGRESS = 7 };
+typedef void *stream_t;
+
+static int (*launch_host_func)(stream_t, void (*)(void *), void *);
+static int (*is_capturing)(stream_t, int *);
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void bind_driver(void) {
+	void *h = dlopen(getenv("GORUN_CUDA_LIB"), RTLD_NOW);
+	launch_host_func = (int (*)(stream_t, void (*)(void *), void *))dlsym(h, "cuLaunchHostFunc");
+	is_capturing = (int (*)(stream_t, int *))dlsym(h, "cuStreamIsCapturing");
+}
+
+static int word(const char *w) { const char *v = getenv("FAKE_NCCL"); return v && strstr(v, w); }
+
+static void note(const char *format, ...) {
+	const char *path = getenv("FAKE_LOG");
+	if (!path)
+		return;
+	char line[512];
+	va_list a;
+	va_start(a, format);
+	int n = vsnprintf(line, sizeof line - 1, format, a);
+	va_end(a);
+	line[n++] = '\n';
+	char mine[600];
+	snprintf(mine, sizeof mine, "%s.%d", path, getpid());
+	int fd = open(mine, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	if (write(fd, line, n) < 0)
+		abort();
+	close(fd);
+}
+
+/* What the ranks share. */
+struct mailbox { volatile uint64_t sent, taken; size_t n; char data[CHUNK]; };
+struct shared {
+	volatile int joined;
+	volatile uint64_t phase[MAXRANKS];
+	char slot[MAXRANKS][CHUNK];
+	struct mailbox box[MAXRANKS][MAXRANKS];
+};
+struct comm {
+	int n, rank;
+	struct shared *s;
+	volatile int state, aborted, uses;
+	uint64_t phase;
+	pthread_mutex_t turn;
+};
+typedef struct { char path[128]; } unique_id;
+struct config { size_t size; unsigned magic, version; int blocking, cga, minCTAs, maxCTAs; const char *net; int split, traffic; const char *name; };
+
+API int ncclGetVersion(int *v) { *v = VERSION; return 0; }
+API const char *ncclGetErrorString(int rc) { return rc == 5 ? "invalid usage" : rc == 4 ? "invalid argument" : "some error"; }
+static char last[256];
+API const char *ncclGetLastError(struct comm *c) { (void)c; return last; }
+static int fail(int rc, const char *why) { snprintf(last, sizeof last, "%s", why); return rc; }
+
+API int ncclGetUniqueId(unique_id *id) {
+	memset(id, 0, sizeof *id);
+	snprintf(id->path, sizeof id->path, "/dev/shm/fake-nccl-XXXXXX");
+	int fd = mkstemp(id->path);
+	if (fd < 0 || ftruncate(fd, sizeof(struct shared)))
+		return 2;
+	close(fd);
+	note("GetUniqueId");
+	return word("no-id") ? fail(2, "no address for the root") : 0;
+}
+
+static void *joins(void *arg) {
+	struct comm *c = arg;
+	while (c->s->joined < c->n && !c->aborted)
+		usleep(200);
+	c->state = 0;
+	return 0;
+}
+API int ncclCommInitRankConfig(struct comm **out, int n, unique_id id, int rank, const struct config *k) {
+	note("CommInitRankConfig n=%d rank=%d size=%zu magic=%x blocking=%d name=%s cga=%d", n, rank, k->size, k->magic, k->blocking, k->name ? k->name : "", k->cga == INT_MIN);
+	pthread_once(&once, bind_driver);
+	struct comm *c = calloc(1, sizeof *c);
+	*c = (struct comm){.n = n, .rank = rank, .state = INPROGRESS, .turn = PTHREAD_MUTEX_INITIALIZER};
+	int fd = open(id.path, O_RDWR | O_CLOEXEC);
+	if (fd < 0 || n > MAXRANKS)
+		return fail(2, "connect to the root: no such address");
+	c->s = mmap(0, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	close(fd);
+	if (!word("lost") || rank != 1) {
+		if (__atomic_add_fetch(&c->s->joined, 1, __ATOMIC_SEQ_CST) == n)
+			unlink(id.path);
+	}
+	*out = c;
+	pthread_t t;
+	pthread_create(&t, 0, joins, c);
+	pthread_detach(t);
+	return k->blocking == 0 ? INPROGRESS : fail(4, "blocking");
+}
+API int ncclCommInitRank(struct comm **out, int n, unique_id id, int rank) { (void)out, (void)n, (void)id, (void)rank; return fail(3, "not in this library"); }
+API int ncclCommInitAll(struct comm **out, int n, const int *d) { (void)out, (void)n, (void)d; return fail(3, "not in this library"); }
+API int ncclCommGetAsyncError(struct comm *c, int *state) { *state = c->state; return 0; }
+API int ncclCommCount(struct comm *c, int *n) { *n = c->n; return 0; }
+API int ncclCommCuDevice(struct comm *c, int *n) { *n = c->rank; return 0; }
+API int ncclCommUserRank(struct comm *c, int *n) { *n = c->rank; return 0; }
+
+static void *ends(void *arg) { usleep(3000); ((struct comm *)arg)->state = 0; return 0; }
+API int ncclCommFinalize(struct comm *c) {
+	note("CommFinalize");
+	c->state = INPROGRESS;
+	pthread_t t;
+	pthread_create(&t, 0, ends, c);
+	pthread_detach(t);
+	return INPROGRESS;
+}
+API int ncclCommDestroy(struct comm *c) { note("CommDestroy"); c->aborted = 1; return 0; } /* its memory stays: a stream may still look at it */
+API int ncclCommAbort(struct comm *c) {
+	note("CommAbort");
+	c->aborted = 1;
+	for (int i = 0; i < 2000 && c->uses; i++)
+		usleep(1000);
+	return 0;
+}
+API int ncclCommRegister(struct comm *c, void *p, size_t n, void **h) {
+	(void)c, (void)p;
+	note("CommRegister bytes=%zu", n);
+	if (!word("no-register"))
+		*h = (void *)0x77;
+	return 0;
+}
+API int ncclCommDeregister(struct comm *c, void *h) { (void)c; note("CommDeregister h=%p", h); return 0; }
+
+/* Operations. */
+enum kind { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER, REDUCESCATTER, P2P };
+struct message { int send, peer; char *p; size_t n, moved; struct message *next; };
+struct op { enum kind kind; struct comm *c; const char *send; char *recv; size_t n; int t, red, root; struct message *messages; };
+static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+
+static int meet(struct comm *c) { /* 0: aborted */
+	uint64_t p = ++c->phase;
+	__atomic_store_n(&c->s->phase[c->rank], p, __ATOMIC_SEQ_CST);
+	for (int r = 0; r < c->n; r++)
+		for (int spin = 0; __atomic_load_n(&c->s->phase[r], __ATOMIC_SEQ_CST) < p; spin++) {
+			if (c->aborted)
+				return 0;
+			if (spin > 100)
+				usleep(50);
+		}
+	return 1;
+}
+
+#define REDUCE_AS(type)                                                                       \
+	for (size_t i = 0; i < n; i++) {                                                          \
+		type v = ((type *)(s->slot[0] + off))[i];                                             \
+		for (int r = 1; r < ranks; r++) {                                                     \
+			type x = ((type *)(s->slot[r] + off))[i];                                         \
+			v = red == 0 || red == 4 ? v + x : red == 1 ? v * x : red == 2 ? (x > v ? x : v) : (x < v ? x : v); \
+		}                                                                                     \
+		((type *)out)[i] = red == 4 ? v / (type)ranks : v;                                    \
+	}
+static void reduce(struct shared *s, int ranks, size_t off, char *out, size_t n, int t, int red) {
+	switch (t) {
+	case 0: REDUCE_AS(int8_t) break;
+	case 1: REDUCE_AS(uint8_t) break;
+	case 2: REDUCE_AS(int32_t) break;
+	case 3: REDUCE_AS(uint32_t) break;
+	case 4: REDUCE_AS(int64_t) break;
+	case 5: REDUCE_AS(uint64_t) break;
+	case 7: REDUCE_AS(float) break;
+	case 8: REDUCE_AS(double) break;
+	}
+}
+
+/* chunk is one step of a collective: what all have put into their slots is there when all have met, and is read before all meet again. */
+static int collective(struct op *o) {
+	struct comm *c = o->c;
+	struct shared *s = c->s;
+	size_t size = sizes[o->t], per = CHUNK / size;
+	if (o->kind == REDUCESCATTER)
+		per /= c->n;
+	for (size_t at = 0; at < o->n; at += per) {
+		size_t n = o->n - at < per ? o->n - at : per;
+		if (o->kind == REDUCESCATTER)
+			for (int r = 0; r < c->n; r++)
+				memcpy(s->slot[c->rank] + r * n * size, o->send + (r * o->n + at) * size, n * size);
+		else if (o->kind != BROADCAST || c->rank == o->root)
+			memcpy(s->slot[c->rank], o->send + at * size, n * size);
+		if (!meet(c))
+			return 0;
+		switch (o->kind) {
+		case ALLREDUCE: reduce(s, c->n, 0, o->recv + at * size, n, o->t, o->red); break;
+		case REDUCE: if (c->rank == o->root) reduce(s, c->n, 0, o->recv + at * size, n, o->t, o->red); break;
+		case REDUCESCATTER: reduce(s, c->n, c->rank * n * size, o->recv + at * size, n, o->t, o->red); break;
+		case BROADCAST: memcpy(o->recv + at * size, s->slot[o->root], n * size); break;
+		case ALLGATHER:
+			for (int r = 0; r < c->n; r++)
+				memcpy(o->recv + (r * o->n + at) * size, s->slot[r], n * size);
+			break;
+		case P2P: break;
+		}
+		if (!meet(c))
+			return 0;
+	}
+	return 1;
+}
+
+static void transfers(struct op *o) {
+	struct comm *c = o->c;
+	for (struct message *m = o->messages; m; m = m->next)
+		m->moved = 0;
+	/* to this rank itself */
+	for (struct message *m = o->messages; m; m = m->next)
+		if (m->send && m->peer == c->rank)
+			for (struct message *r = o->messages; r; r = r->next)
+				if (!r->send && r->peer == c->rank && r->moved < r->n) {
+					memmove(r->p, m->p, m->n);
+					m->moved = r->moved = m->n;
+					break;
+				}
+	for (int left = 1; left;) {
+		left = 0;
+		int went = 0;
+		for (struct message *m = o->messages; m; m = m->next) {
+			if (m->moved == m->n)
+				continue;
+			left = 1;
+			int first = 1;
+			for (struct message *b = o->messages; b != m; b = b->next)
+				first = first && !(b->send == m->send && b->peer == m->peer && b->moved < b->n);
+			if (!first)
+				continue;
+			struct mailbox *x = m->send ? &c->s->box[c->rank][m->peer] : &c->s->box[m->peer][c->rank];
+			uint64_t sent = __atomic_load_n(&x->sent, __ATOMIC_SEQ_CST), taken = __atomic_load_n(&x->taken, __ATOMIC_SEQ_CST);
+			if (m->send && sent == taken) {
+				x->n = m->n - m->moved < CHUNK ? m->n - m->moved : CHUNK;
+				memcpy(x->data, m->p + m->moved, x->n);
+				m->moved += x->n;
+				__atomic_store_n(&x->sent, sent + 1, __ATOMIC_SEQ_CST);
+				went = 1;
+			} else if (!m->send && sent > taken) {
+				size_t n = x->n < m->n - m->moved ? x->n : m->n - m->moved;
+				memcpy(m->p + m->moved, x->data, n);
+				m->moved += n;
+				__atomic_store_n(&x->taken, taken + 1, __ATOMIC_SEQ_CST);
+				went = 1;
+			}
+		}
+		if (c->aborted)
+			return;
+		if (!went)
+			usleep(50);
+	}
+}
+
+static void run(void *arg) {
+	struct op *o = arg;
+	__atomic_add_fetch(&o->c->uses, 1, __ATOMIC_SEQ_CST);
+	pthread_mutex_lock(&o->c->turn);
+	if (!o->c->aborted) {
+		if (o->kind == P2P)
+			transfers(o);
+		else
+			collective(o);
+	}
+	pthread_mutex_unlock(&o->c->turn);
+	__atomic_sub_fetch(&o->c->uses, 1, __ATOMIC_SEQ_CST);
+}
+
+static __thread int depth;
+static __thread struct { struct op *o; stream_t s; } grouped[256];
+static __thread int ngrouped;
+
+static int issue(struct op *o, stream_t s) {
+	int status = 0;
+	if (is_capturing(s, &status) || status == 2)
+		return fail(1, "the stream's capture is invalid");
+	return launch_host_func(s, run, o) ? fail(1, "launch") : 0;
+}
+static int enqueue(struct op v, stream_t s) {
+	if (v.c->state == INPROGRESS)
+		return fail(4, "the communicator is not ready");
+	if (word("call-error") && v.kind == BROADCAST)
+		return fail(5, "broadcast is refused here");
+	struct op *o = malloc(sizeof *o);
+	*o = v;
+	if (!depth)
+		return issue(o, s);
+	if (o->kind == P2P)
+		for (int i = 0; i < ngrouped; i++)
+			if (grouped[i].o->kind == P2P && grouped[i].o->c == o->c) {
+				struct message *m = grouped[i].o->messages;
+				while (m->next)
+					m = m->next;
+				m->next = o->messages;
+				return 0;
+			}
+	grouped[ngrouped].o = o, grouped[ngrouped++].s = s;
+	return 0;
+}
+API int ncclGroupStart(void) { note("GroupStart"); depth++; return 0; }
+API int ncclGroupEnd(void) {
+	note("GroupEnd");
+	if (--depth)
+		return 0;
+	int rc = 0;
+	for (int i = 0; i < ngrouped && !rc; i++)
+		rc = issue(grouped[i].o, grouped[i].s);
+	ngrouped = 0;
+	return rc;
+}
+
+#define COLL(name, kind, params, red, root)                                                                   \
+	API int nccl##name params {                                                                               \
+		note(#name " n=%zu type=%d red=%d root=%d", n, t, red, root);                                         \
+		return enqueue((struct op){kind, c, send, recv, n, t, red, root, 0}, s);                              \
+	}
+COLL(AllReduce, ALLREDUCE, (const void *send, void *recv, size_t n, int t, int op, struct comm *c, stream_t s), op, 0)
+COLL(Reduce, REDUCE, (const void *send, void *recv, size_t n, int t, int op, int root, struct comm *c, stream_t s), op, root)
+COLL(Broadcast, BROADCAST, (const void *send, void *recv, size_t n, int t, int root, struct comm *c, stream_t s), 0, root)
+COLL(AllGather, ALLGATHER, (const void *send, void *recv, size_t n, int t, struct comm *c, stream_t s), 0, 0)
+COLL(ReduceScatter, REDUCESCATTER, (const void *send, void *recv, size_t n, int t, int op, struct comm *c, stream_t s), op, 0)
+
+static int message(int send, void *p, size_t n, int t, int peer, struct comm *c, stream_t s) {
+	note("%s n=%zu type=%d peer=%d", send ? "Send" : "Recv", n, t, peer);
+	struct message *m = malloc(sizeof *m);
+	*m = (struct message){send, peer, p, n * sizes[t], 0, 0};
+	return enqueue((struct op){P2P, c, 0, 0, n, t, 0, 0, m}, s);
+}
+API int ncclSend(void *p, size_t n, int t, int peer, struct comm *c, stream_t s) { return message(1, p, n, t, peer, c, s); }
+API int ncclRecv(void *p, size_t n, int t, int peer, struct comm *c, stream_t s) { return message(0, p, n, t, peer, c, s); }
