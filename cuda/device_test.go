@@ -93,7 +93,7 @@ func TestDeviceCores(t *testing.T) {
 }
 
 func TestDeviceCloseNamesWhatIsOpen(t *testing.T) {
-	d := must(Open("host"))
+	d := openTest(t)
 	s := must(d.NewStream())
 	e := must(d.NewEvent())
 	m := must(d.Alloc(64, Private))
@@ -123,7 +123,7 @@ func TestDeviceCloseNamesWhatIsOpen(t *testing.T) {
 }
 
 func TestDeviceCloseListIsShort(t *testing.T) {
-	d := must(Open("host"))
+	d := openTest(t)
 	var events []*Event
 	for range 20 {
 		events = append(events, must(d.NewEvent()))

@@ -289,8 +289,15 @@ func meaning(r cusys.Result) error {
 
 // cause makes a driver's error one of this package. One with which the context is lost becomes the device's.
 func (g *driverDevice) cause(err error) error {
+	if err == nil {
+		return nil
+	}
+	return g.translate(err) // apart, so that success allocates nothing
+}
+
+func (g *driverDevice) translate(err error) error {
 	var e *cusys.Error
-	if err == nil || !errors.As(err, &e) {
+	if !errors.As(err, &e) {
 		return err
 	}
 	if is := meaning(e.Code); is != nil {

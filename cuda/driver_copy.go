@@ -168,61 +168,77 @@ type transfer struct {
 }
 
 func (s *driverStream) copyIn(dst, src unsafe.Pointer, n uint64) error {
-	return s.transfer("copy to device", n, func(off, k uintptr) error {
-		from, to := unsafe.Add(src, off), devicePtr(dst)+cusys.DevicePtr(off)
-		piece, err := s.g.pinned.get(k)
-		if err != nil {
-			return err
-		}
-		bring := func() { copy(unsafe.Slice((*byte)(piece.p), k), unsafe.Slice((*byte)(from), k)) }
-		if c := s.cap.Load(); c != nil {
-			c.own(piece)
-			if err := s.callHost(bring); err != nil {
-				return err
-			}
-			return s.g.drv.CopyToDevice(to, piece.p, uint64(k), s.h)
-		}
-		bring()
-		if err := s.g.drv.CopyToDevice(to, piece.p, uint64(k), s.h); err != nil {
-			s.g.pinned.put(piece, 0)
-			return err
-		}
-		return s.begun(transfer{piece: piece, n: k})
-	})
-}
-
-func (s *driverStream) copyOut(dst, src unsafe.Pointer, n uint64) error {
-	return s.transfer("copy to host", n, func(off, k uintptr) error {
-		to, from := unsafe.Add(dst, off), devicePtr(src)+cusys.DevicePtr(off)
-		piece, err := s.g.pinned.get(k)
-		if err != nil {
-			return err
-		}
-		if c := s.cap.Load(); c != nil {
-			c.own(piece)
-			if err := s.g.drv.CopyToHost(piece.p, from, uint64(k), s.h); err != nil {
-				return err
-			}
-			return s.callHost(func() { copy(unsafe.Slice((*byte)(to), k), unsafe.Slice((*byte)(piece.p), k)) })
-		}
-		if err := s.g.drv.CopyToHost(piece.p, from, uint64(k), s.h); err != nil {
-			s.g.pinned.put(piece, 0)
-			return err
-		}
-		return s.begun(transfer{dst: to, piece: piece, n: k})
-	})
-}
-
-// transfer makes a copy piece by piece.
-func (s *driverStream) transfer(op string, n uint64, piece func(off, k uintptr) error) error {
-	return s.enqueueNode(op, func() error {
+	return s.enqueueNode("copy to device", func() error {
 		for off := uintptr(0); off < uintptr(n); off += pinnedLargest {
-			if err := piece(off, min(uintptr(n)-off, pinnedLargest)); err != nil {
+			if err := s.bring(unsafe.Add(dst, off), unsafe.Add(src, off), min(uintptr(n)-off, pinnedLargest)); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+func (s *driverStream) copyOut(dst, src unsafe.Pointer, n uint64) error {
+	return s.enqueueNode("copy to host", func() error {
+		for off := uintptr(0); off < uintptr(n); off += pinnedLargest {
+			if err := s.fetch(unsafe.Add(dst, off), unsafe.Add(src, off), min(uintptr(n)-off, pinnedLargest)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func copyBytes(dst, src unsafe.Pointer, n uintptr) {
+	copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
+}
+
+// bring enqueues a copy of at most pinnedLargest bytes from Go memory. mu is held and the device bound.
+func (s *driverStream) bring(dst, src unsafe.Pointer, n uintptr) error {
+	piece, err := s.g.pinned.get(n)
+	if err != nil {
+		return err
+	}
+	if c := s.cap.Load(); c != nil {
+		c.own(piece)
+		if err := s.callCopy(piece.p, src, n); err != nil {
+			return err
+		}
+		return s.g.drv.CopyToDevice(devicePtr(dst), piece.p, uint64(n), s.h)
+	}
+	copyBytes(piece.p, src, n)
+	if err := s.g.drv.CopyToDevice(devicePtr(dst), piece.p, uint64(n), s.h); err != nil {
+		s.g.pinned.put(piece, 0)
+		return err
+	}
+	return s.begun(transfer{piece: piece, n: n})
+}
+
+// fetch is bring for a copy to Go memory.
+func (s *driverStream) fetch(dst, src unsafe.Pointer, n uintptr) error {
+	piece, err := s.g.pinned.get(n)
+	if err != nil {
+		return err
+	}
+	c := s.cap.Load()
+	if c != nil {
+		c.own(piece)
+	}
+	err = s.g.drv.CopyToHost(piece.p, devicePtr(src), uint64(n), s.h)
+	switch {
+	case err == nil && c != nil:
+		return s.callCopy(dst, piece.p, n)
+	case err == nil:
+		return s.begun(transfer{dst: dst, piece: piece, n: n})
+	case c == nil:
+		s.g.pinned.put(piece, 0)
+	}
+	return err
+}
+
+// callCopy has a host function copy at every launch of a graph.
+func (s *driverStream) callCopy(dst, src unsafe.Pointer, n uintptr) error {
+	return s.callHost(func() { copyBytes(dst, src, n) })
 }
 
 // begun keeps account of a copy that was enqueued. mu is held and the device bound.
@@ -268,7 +284,7 @@ func (s *driverStream) landFirst(n int) {
 	for i := range n {
 		t := &s.transfers[i]
 		if t.dst != nil {
-			copy(unsafe.Slice((*byte)(t.dst), t.n), unsafe.Slice((*byte)(t.piece.p), t.n))
+			copyBytes(t.dst, t.piece.p, t.n)
 		}
 		s.g.pinned.put(t.piece, t.mark)
 	}

@@ -69,7 +69,7 @@ func TestFakeDriver(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			cmd := exec.CommandContext(ctx, self, "-test.run=^TestGPU", "-test.v", "-test.timeout=100s")
+			cmd := exec.CommandContext(ctx, self, "-test.run=^Test(GPU|Holds|AllocErrors|DeviceClose|Copies|Fill)", "-test.v", "-test.timeout=100s")
 			cmd.Env = append(os.Environ(), fakeVariable+"=1", "GORUN_DEVICE=", "CUDA_VISIBLE_DEVICES=",
 				"GORUN_CUDA_LIB="+dltest.Build(t, "testdata/driver.c", "libcuda.so.1", "-pthread"),
 				"GORUN_NVRTC_LIB="+dltest.Build(t, "testdata/rtc.c", "libnvrtc.so.12"))
@@ -739,6 +739,18 @@ func TestGPUCaptureForbidden(t *testing.T) {
 	check(t, g.Destroy())
 }
 
+func TestGPUCaptureSetting(t *testing.T) {
+	t.Setenv("CUDA_LAUNCH_BLOCKING", "1")
+	d := openGPU(t)
+	if d.Platform() != CUDA {
+		t.Skip("the setting is CUDA's")
+	}
+	s := newStream(t, d)
+	lockThread(t)
+	wantText(t, s.BeginCapture(CaptureThreadLocal), "begin capture", "CUDA_LAUNCH_BLOCKING=1", "unset")
+	check(t, s.Synchronize(testContext(t)))
+}
+
 func TestGPUCaptureThread(t *testing.T) {
 	d := openGPU(t)
 	s := newStream(t, d)
@@ -903,11 +915,16 @@ func TestGPUKernel(t *testing.T) {
 	if diff := cmp.Diff(fetch(t, s, x.All()), want); diff != "" {
 		t.Errorf("(-got +want):\n%s", diff)
 	}
+	overlap := Copy(x.Slice(0, 10), x.Slice(5, 15), s)
+	wantText(t, overlap, "copy", "overlap")
 	again := must(NewKernel(d, scaleSpec)) // loaded once
 	if again.raw.(*driverKernel).fn != k.raw.(*driverKernel).fn {
 		t.Error("the same kernel was loaded twice")
 	}
 
+	fresh := scaleSpec // its first launch is in a capture
+	fresh.CUDA += "// another module\n"
+	k = must(NewKernel(d, fresh))
 	g, err := captured(t, s, func() { check(t, k.Launch(s, Grid{N: 1}, scaleArgs{X: x.All(), A: 2})) })
 	check(t, err)
 	check(t, Fill(x.All(), 1, s))

@@ -195,7 +195,7 @@ func (s *driverStream) synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.g.wait(ctx, s); err != nil {
+	if err := wait(ctx, s.g, s); err != nil {
 		return &Error{Op: op, Detail: s.String(), Err: err}
 	}
 	s.land(position)
@@ -211,7 +211,7 @@ func (s *driverStream) query() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	done, err := s.g.ask(s)
+	done, err := ask(s.g, s)
 	if err != nil {
 		return false, &Error{Op: op, Detail: s.String(), Err: err}
 	}
@@ -231,19 +231,6 @@ func (s *driverStream) reached(op string) (uint64, error) {
 		return 0, &Error{Op: op, Detail: s.String(), Err: err}
 	}
 	return position, nil
-}
-
-// ask asks once.
-func (g *driverDevice) ask(p pollable) (bool, error) {
-	if err := g.bind(); err != nil {
-		return false, err
-	}
-	defer g.unbind()
-	done, err := p.ready()
-	if err = g.cause(err); err == nil {
-		err = p.broken(done)
-	}
-	return done && err == nil, err
 }
 
 // notCapturing refuses what a capturing stream cannot do, and invalidates its capture.
@@ -363,7 +350,7 @@ func (e *driverEvent) query() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	done, err := e.g.ask(m)
+	done, err := ask(e.g, m)
 	if err != nil {
 		return false, &Error{Op: op, Detail: e.String(), Err: err}
 	}
@@ -379,7 +366,7 @@ func (e *driverEvent) synchronize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := e.g.wait(ctx, m); err != nil {
+	if err := wait(ctx, e.g, m); err != nil {
 		return &Error{Op: op, Detail: e.String(), Err: err}
 	}
 	m.land()
@@ -476,9 +463,14 @@ func (s *driverStream) wait(ev platformEvent) error {
 	return nil
 }
 
+// copy refuses what the driver does not define: its copies go in no order.
 func (s *driverStream) copy(dst, src unsafe.Pointer, n uint64) error {
-	return s.enqueueNode("copy", func() error {
-		if n == 0 {
+	const op = "copy"
+	if dst != src && (uint64(uintptr(dst)-uintptr(src)) < n || uint64(uintptr(src)-uintptr(dst)) < n) {
+		return &Error{Op: op, Detail: s.String(), Err: fmt.Errorf("the source and the destination overlap, which a %s device cannot do", s.g.platform)}
+	}
+	return s.enqueueNode(op, func() error {
+		if n == 0 || dst == src {
 			return nil
 		}
 		return s.g.drv.Copy(devicePtr(dst), devicePtr(src), n, s.h)

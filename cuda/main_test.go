@@ -79,6 +79,15 @@ func newDevice(t testing.TB) *Device {
 	return d
 }
 
+// openTest opens the GPU where there is one, and the host platform elsewhere: for tests of what is the same on both.
+func openTest(t testing.TB) *Device {
+	t.Helper()
+	if onFake() || findHardware("/") != nil && os.Getenv("GORUN_DEVICE") != "host" {
+		return openGPU(t)
+	}
+	return newDevice(t)
+}
+
 func newStream(t testing.TB, d *Device) *Stream {
 	t.Helper()
 	s, err := d.NewStream()

@@ -39,7 +39,7 @@ func TestAlloc(t *testing.T) {
 }
 
 func TestAllocErrors(t *testing.T) {
-	d := newDevice(t)
+	d := openTest(t)
 	for _, size := range []uint64{1 << 46, math.MaxUint64, 1 << 63} {
 		for _, kind := range []AllocKind{Private, Shareable} {
 			_, err := d.Alloc(size, kind)
@@ -56,7 +56,7 @@ func TestAllocErrors(t *testing.T) {
 
 // TestHolds walks through all short sequences of a holder coming, going, changing its mind, and the owner freeing, beside a model.
 func TestHolds(t *testing.T) {
-	d := newDevice(t)
+	d := openTest(t)
 	type model struct {
 		held, live, freed bool
 	}
@@ -150,7 +150,7 @@ func TestHolds(t *testing.T) {
 }
 
 func TestHoldsSeveral(t *testing.T) {
-	d := newDevice(t)
+	d := openTest(t)
 	m := must(d.Alloc(8, Private))
 	var order []int
 	for i := range 3 {

@@ -13,6 +13,8 @@ func runRole(role string) int {
 	switch role {
 	case "barrier":
 		err = runBarrierRank()
+	case "lost GPU":
+		err = runLostGPU()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

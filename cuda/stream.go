@@ -164,7 +164,8 @@ func (e *Event) Close() error {
 }
 
 // Copy, CopyToDevice and CopyToHost enqueue copies of equal length. The Go slices belong to the stream until it
-// has done the copy. Fill sets each element. None of them waits, and enqueueing no elements is enqueueing nothing that does anything.
+// has done the copy. Fill sets each element. None of them waits, and enqueueing no elements is enqueueing nothing that does anything. Copy between ranges that overlap works on
+// the host platform only; on a GPU it is an error.
 func Copy[T Element](dst, src Slice[T], s *Stream) error {
 	const op = "copy"
 	if err := errors.Join(checkRange(op, dst.Range(), s), checkRange(op, src.Range(), s), sameLength(op, dst.n, src.n)); err != nil {

@@ -261,7 +261,7 @@ func TestCancelPanic(t *testing.T) {
 }
 
 func TestCopies(t *testing.T) {
-	d := newDevice(t)
+	d := openTest(t)
 	s := newStream(t, d)
 	for _, n := range []int{0, 1, 7, 1000, piece / 4, piece/4 + 1, 3*piece/4 + 5} {
 		a, b := malloc[float32](t, d, n), malloc[float32](t, d, n)
@@ -323,9 +323,8 @@ func fillCase[T Element](t *testing.T, d *Device, s *Stream, v T) {
 	for _, n := range []int{1, 3, 1000, piece + 3} {
 		b := malloc[T](t, d, n+2)
 		check(t, Fill(b.Slice(1, n+1), v, s))
-		check(t, s.Synchronize(testContext(t)))
 		var zero T
-		for i, got := range b.All().Host() {
+		for i, got := range fetch(t, s, b.All()) {
 			want := v
 			if i == 0 || i == n+1 {
 				want = zero
@@ -338,7 +337,7 @@ func fillCase[T Element](t *testing.T, d *Device, s *Stream, v T) {
 }
 
 func TestFill(t *testing.T) {
-	d := newDevice(t)
+	d := openTest(t)
 	s := newStream(t, d)
 	fillCase(t, d, s, int8(-3))
 	fillCase(t, d, s, Float16FromFloat32(1.25))
@@ -347,8 +346,7 @@ func TestFill(t *testing.T) {
 	fillCase(t, d, s, int64(-7))
 	b := malloc[uint8](t, d, 5)
 	check(t, s.Memset(Range{Mem: b.Memory(), Off: 1, Len: 3}, 9))
-	check(t, s.Synchronize(testContext(t)))
-	if diff := cmp.Diff(b.All().Host(), []uint8{0, 9, 9, 9, 0}); diff != "" {
+	if diff := cmp.Diff(fetch(t, s, b.All()), []uint8{0, 9, 9, 9, 0}); diff != "" {
 		t.Error(diff)
 	}
 }
