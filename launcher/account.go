@@ -74,6 +74,7 @@ type Account struct {
 	Started  time.Duration `json:"started_ns"`  // from Start until the last rank was started
 	Ended    time.Duration `json:"ended_ns"`    // from Start until the last rank had ended
 	LeftOver int           `json:"left_over"`   // processes that ranks left behind and that were killed
+	Cut      bool          `json:"output_cut"`  // gorun was ended before all output had been read from it
 	Ranks    []RankAccount `json:"ranks"`
 
 	midLine bool // stderr stands in the middle of a line
@@ -94,7 +95,8 @@ type RankAccount struct {
 
 	status exitStatus
 	done   bool
-	order  int // 1 for the rank that ended first
+	order  int // 1 for the process that ended first
+	heard  int // 1 for the rank whose end the job heard of first; 0: it did not
 	tail   []byte
 	shown  bool
 }
@@ -116,28 +118,41 @@ const (
 // joined the job and did not say goodbye.
 func (r *RankAccount) lostSilently() bool { return r.done && r.status.ok() && r.Joined && !r.Left }
 
+// before reports whether r ended before o did. A rank can see the end of another before that one's process is gone (the
+// goodbye of a rank that then exits with an error, a GPU that is slow to let go), fail, and be gone first: so what counts is
+// the order in which the job heard of it.
+func (r *RankAccount) before(o *RankAccount) bool {
+	if r.heard > 0 && o.heard > 0 {
+		return r.heard < o.heard
+	}
+	return r.order < o.order
+}
+
 // settle finds the first failure and the exit code. interrupt is the signal behind ReasonSignal, startErr
 // the code for ReasonCannotRun.
 func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	a.Cause = -1
-	firstOrder := 0
+	var first *RankAccount
 	code := 0
 	for i := range a.Ranks {
 		r := &a.Ranks[i]
 		if !r.done || r.status.ok() || r.Stopped != "" {
 			continue
 		}
-		if firstOrder == 0 || r.order < firstOrder {
-			firstOrder, a.Cause, code = r.order, r.Rank, r.status.code()
+		if first == nil || r.before(first) {
+			first, code = r, r.status.code()
 		}
 	}
-	if a.Cause >= 0 && a.Reason == ReasonFailed {
+	if first != nil && a.Reason == ReasonFailed {
 		// A rank that ended before, with code 0 but without goodbye, is what the first failure saw.
 		for i := range a.Ranks {
-			if r := &a.Ranks[i]; r.lostSilently() && r.order < firstOrder {
-				firstOrder, a.Cause = r.order, r.Rank
+			if r := &a.Ranks[i]; r.lostSilently() && r.before(first) {
+				first = r
 			}
 		}
+	}
+	if first != nil {
+		a.Cause = first.Rank
 	}
 	switch a.Reason {
 	case ReasonDone:
@@ -224,6 +239,9 @@ func (a *Account) consequences() string {
 			order = append(order, what)
 		}
 		groups[what] = append(groups[what], r.Rank)
+	}
+	if len(groups) == 1 && len(groups["not started"]) == len(a.Ranks) {
+		return "" // nothing followed: the job never began
 	}
 	var parts []string
 	for _, what := range order {

@@ -65,7 +65,8 @@ type agent struct {
 	ep       int
 	quit     int // eventfd: ends the watcher
 	threads  sync.WaitGroup
-	letDie   chan struct{} // closed: the forking thread may end
+	letDie   chan struct{}                                  // closed: the forking thread may end
+	register func(ep, op, fd int, e *unix.EpollEvent) error // unix.EpollCtl; tests make it fail
 
 	mu      sync.Mutex     // guards the rest
 	pids    []int          // by index in cfg.ranks; 0: not started
@@ -77,7 +78,7 @@ type agent struct {
 
 func newAgent(cfg agentConfig) (*agent, error) {
 	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), tails: make([]*stream, len(cfg.ranks)),
-		events: make(chan agentEvent, 2*len(cfg.ranks)+8), letDie: make(chan struct{}), ep: -1, quit: -1}
+		events: make(chan agentEvent, 2*len(cfg.ranks)+8), letDie: make(chan struct{}), register: unix.EpollCtl, ep: -1, quit: -1}
 	var err error
 	if a.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("agent: epoll: %w", err)
@@ -228,13 +229,36 @@ func (a *agent) forkOne(i int) error {
 	so := &stream{rank: r.rank, fd: outR, sink: a.cfg.stdout, tag: tag}
 	se := &stream{rank: r.rank, fd: errR, sink: a.cfg.stderr, tag: tag, keepTail: true}
 	a.tails[i] = se
-	err = errors.Join(a.out.add(so), a.err.add(se),
-		unix.EpollCtl(a.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)}))
-	if err != nil {
+	if err := a.watchRank(i, pid, pidfd, so, se); err != nil {
+		// Nothing would tell of its end: it counts as not started, and ends here.
+		a.mu.Lock()
+		a.pids[i] = 0
+		a.mu.Unlock()
 		syscall.Kill(-pid, syscall.SIGKILL)
+		for {
+			if _, err := syscall.Wait4(pid, nil, 0, nil); err != syscall.EINTR {
+				break
+			}
+		}
+		unix.Close(pidfd)
 		return fmt.Errorf("watch pid %d: %w", pid, err)
 	}
 	return nil
+}
+
+// watchRank gives the pipes of a rank to the collectors and its pidfd to the watcher. The pidfd comes last: the rank's
+// end is reported only if all of it succeeded.
+func (a *agent) watchRank(i, pid, pidfd int, so, se *stream) error {
+	if err := a.out.add(so); err != nil {
+		unix.Close(so.fd)
+		unix.Close(se.fd)
+		return err
+	}
+	if err := a.err.add(se); err != nil {
+		unix.Close(se.fd)
+		return err
+	}
+	return a.register(a.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
 }
 
 // watch waits for the ranks and the keeper.
@@ -316,16 +340,17 @@ func (a *agent) stopForks() {
 }
 
 // signal sends a signal to the process group of every rank, also of those that have ended: a wrapper script
-// may have left its program running. A stopped process is continued, so that it can see the signal.
-func (a *agent) signal(sig syscall.Signal) {
+// may have left its program running. Only the ranks that pick picks get it; nil picks all. A stopped process is continued, so that it can see the
+// signal.
+func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	toEnd := sig == syscall.SIGTERM || sig == syscall.SIGINT || sig == syscall.SIGKILL
 	if toEnd {
 		a.sent = sig
 	}
-	for _, pid := range a.pids {
-		if pid == 0 {
+	for i, pid := range a.pids {
+		if pid == 0 || pick != nil && !pick(a.cfg.ranks[i].rank) {
 			continue
 		}
 		syscall.Kill(-pid, sig)

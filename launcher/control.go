@@ -13,6 +13,7 @@ type control interface {
 	Control() string
 	RankExited(rank, code int, cause string)
 	Joined(rank int) (joined, left bool)
+	Ended() []int
 	Close() error
 }
 

@@ -100,6 +100,9 @@ func ParseDuration(s string) (time.Duration, error) {
 	if err != nil {
 		var err2 error
 		if d, err2 = time.ParseDuration(s + "s"); err2 != nil {
+			if n, err := strconv.ParseFloat(strings.TrimRight(s, "hmsnuµ"), 64); err == nil && n > 1e6 {
+				return 0, fmt.Errorf("%q is longer than gorun can count (292 years)", s)
+			}
 			return 0, fmt.Errorf("%q is no duration such as 30s, 5m, 1h30m or a number of seconds", s)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -72,8 +73,7 @@ func DecodeJob(name string, data []byte) (Job, error) {
 		}
 		return Job{}, usagef("%s%s", name, typeError(err.Error()))
 	}
-	if unknown := meta.Undecoded(); len(unknown) > 0 {
-		key := unknown[0]
+	if key := unknownKey(meta.Keys()); key != nil {
 		table := ""
 		if len(key) > 1 {
 			table = key[0]
@@ -98,9 +98,9 @@ func DecodeJob(name string, data []byte) (Job, error) {
 			return Job{}, usagef("%s: %q holds a zero byte", at("job", "args"), a)
 		}
 	}
-	for _, key := range []string{"program", "wdir"} {
-		if v := map[string]string{"program": j.Program, "wdir": j.Dir}[key]; meta.IsDefined("job", key) && v == "" {
-			return Job{}, usagef("%s: %s is empty", at("job", key), key)
+	for _, s := range []struct{ table, key, value string }{{"job", "program", j.Program}, {"job", "wdir", j.Dir}, {"launch", "report", j.Report}} {
+		if meta.IsDefined(s.table, s.key) && s.value == "" {
+			return Job{}, usagef("%s: %s is empty", at(s.table, s.key), s.key)
 		}
 	}
 	if v := f.Launch.Timeout; v != nil {
@@ -148,6 +148,22 @@ func DecodeJob(name string, data []byte) (Job, error) {
 	return j, nil
 }
 
+// unknownKey is the first key that a job file does not have, nil if there is none. The toml package would also take
+// "NP" for "np", whichever comes last.
+func unknownKey(keys []toml.Key) toml.Key {
+	for _, k := range keys {
+		switch {
+		case len(k) == 1 && slices.Contains(jobKeys[""], k[0]):
+		case len(k) == 2 && k[0] == "env":
+		case len(k) == 2 && jobKeys[k[0]] != nil && slices.Contains(jobKeys[k[0]], k[1]):
+		case len(k) > 2 && k[0] == "env": // told as a wrong type of the variable
+		default:
+			return k
+		}
+	}
+	return nil
+}
+
 // typeError shortens what the toml package says of a value of a wrong type, which it gives as text only:
 // `toml: line 2 (last key "job.np"): incompatible types: TOML value has type string; destination has type integer`.
 func typeError(msg string) string {
@@ -157,12 +173,34 @@ func typeError(msg string) string {
 		return ": " + strings.TrimPrefix(msg, "toml: ")
 	}
 	_, what, _ := strings.Cut(msg, "): ")
+	if strings.Contains(what, "type mismatch for struct") {
+		return ":" + strconv.Itoa(line) + ": " + key + " must be a table: [" + key + "]"
+	}
 	if _, types, ok := strings.Cut(what, "TOML value has type "); ok {
 		if is, must, ok := strings.Cut(types, "; destination has type "); ok {
-			what = "is of type " + is + ", must be of type " + must
+			what = "is of type " + tomlType(is) + ", must be of type " + tomlType(must)
 		}
 	}
 	return ":" + strconv.Itoa(line) + ": " + key + " " + what
+}
+
+// tomlType is the TOML name of what the toml package calls by its Go type.
+func tomlType(t string) string {
+	switch t {
+	case "int64":
+		return "integer"
+	case "float64":
+		return "float"
+	case "bool":
+		return "boolean"
+	case "[]any", "slice":
+		return "array"
+	case "map[string]any":
+		return "table"
+	case "time.Time":
+		return "date"
+	}
+	return t
 }
 
 // scalar is a TOML string, number or boolean as text.
@@ -173,6 +211,14 @@ func scalar(v any) (string, bool) {
 	case int64:
 		return strconv.FormatInt(v, 10), true
 	case float64:
+		// As it was most likely written: 1000000.0 is no 1e+06.
+		if abs := math.Abs(v); abs >= 1e-6 && abs < 1e21 {
+			s := strconv.FormatFloat(v, 'f', -1, 64)
+			if !strings.Contains(s, ".") {
+				s += ".0"
+			}
+			return s, true
+		}
 		return strconv.FormatFloat(v, 'g', -1, 64), true
 	case bool:
 		return strconv.FormatBool(v), true

@@ -25,6 +25,8 @@ device = "host"
 NCCL_DEBUG = "INFO"
 OMP_NUM_THREADS = 4
 CHECK = true
+LIMIT = 1000000.0
+RATE = 0.001
 
 [launch]
 timeout = "10m"
@@ -38,12 +40,12 @@ report = "r.json"
 		t.Fatal(err)
 	}
 	want := Job{NP: 4, Program: "./train", Args: []string{"-epochs", "3"}, Dir: "/tmp", Device: "host",
-		Env:     []Setting{{Name: "CHECK", Value: "true"}, {Name: "NCCL_DEBUG", Value: "INFO"}, {Name: "OMP_NUM_THREADS", Value: "4"}},
+		Env:     []Setting{{Name: "CHECK", Value: "true"}, {Name: "LIMIT", Value: "1000000.0"}, {Name: "NCCL_DEBUG", Value: "INFO"}, {Name: "OMP_NUM_THREADS", Value: "4"}, {Name: "RATE", Value: "0.001"}},
 		Timeout: 10 * time.Minute, KillGrace: NoGrace, TagOutput: &on, Stdin: StdinNone, KeepLauncherEnv: true, Report: "r.json"}
 	if d := cmp.Diff(got, want); d != "" {
 		t.Errorf("-got +want:\n%s", d)
 	}
-	line := "gorun -np 4 -x CHECK=true -x NCCL_DEBUG=INFO -x OMP_NUM_THREADS=4 --wdir /tmp --device host --stdin none " +
+	line := "gorun -np 4 -x CHECK=true -x LIMIT=1000000.0 -x NCCL_DEBUG=INFO -x OMP_NUM_THREADS=4 -x RATE=0.001 --wdir /tmp --device host --stdin none " +
 		"--tag-output=true --timeout 10m0s --kill-grace 0 --keep-launcher-env --report r.json ./train -epochs 3"
 	if got := got.CommandLine(); got != line {
 		t.Errorf("command line:\n got %s\nwant %s", got, line)
@@ -65,6 +67,13 @@ func TestDecodeJobErrors(t *testing.T) {
 		{"stdin", "[launch]\nstdin = 3\n", "job.toml:2: stdin = 3: must be 0 or \"none\""},
 		{"env", "[env]\nA = [1]\n", "job.toml:2: variable A: must be a string, a number, true or false"},
 		{"env place", "[env]\nRANK = 1\n", "job.toml:2: variable RANK: it tells a rank its place in the job, gorun sets it"},
+		{"table as a value", "job = 3\n", "job.toml:1: job must be a table: [job]"},
+		{"array for a string", "[job]\nprogram = [\"x\"]\n", "job.toml:2: job.program is of type array, must be of type string"},
+		{"fraction", "[job]\nnp = 1.5\n", "job.toml:2: job.np is of type float, must be of type integer"},
+		{"other case", "[job]\nprogram = \"x\"\nNP = 4\n", "job.toml:3: unknown key job.NP; did you mean np?"},
+		{"other case of a table", "[Job]\nprogram = \"x\"\n", "job.toml:1: unknown key Job; did you mean job?"},
+		{"table in env", "[env.A]\nb = 1\n", "job.toml:1: variable A: must be a string, a number, true or false"},
+		{"empty report", "[launch]\nreport = \"\"\n", "job.toml:2: report is empty"},
 		{"empty program", "[job]\nprogram = \"\"\n", "job.toml:2: program is empty"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -54,7 +54,7 @@ func reason(err error) string {
 // value of PATH); a directory is a Go main package.
 func FindProgram(name, path string) (Program, error) {
 	p := Program{Name: name}
-	if !strings.Contains(name, "/") {
+	if !strings.Contains(name, "/") && name != "." && name != ".." {
 		var denied error
 		for _, dir := range filepath.SplitList(path) {
 			if dir == "" {
@@ -231,19 +231,59 @@ func execError(p Program, rank int, err error) error {
 	e := &StartError{Code: ExitCannotRun, Msg: "run " + p.Name, Err: err}
 	switch {
 	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		// The machine's limits, not the program.
-		return fmt.Errorf("start rank %d: %w; see ulimit -a", rank, err)
+		return fmt.Errorf("start rank %d: %w", rank, err) // the machine's limits, not the program
 	case errors.Is(err, syscall.ENOEXEC):
 		e.Msg += ": neither a program for this machine nor a script that begins with #!"
 		e.Err = nil
 	case errors.Is(err, syscall.ENOENT):
 		e.Code = ExitNotFound
 		if _, serr := os.Stat(p.Path); serr == nil {
-			e.Msg += ": its interpreter is missing (first line of a script, or the loader of a dynamic program)"
+			e.Msg += ": " + missingInterpreter(p.Path)
 			e.Err = nil
 		}
 	}
 	return e
+}
+
+// missingInterpreter says which interpreter of a file is missing.
+func missingInterpreter(file string) string {
+	head := make([]byte, 256) // as much as the kernel reads
+	f, err := os.Open(file)
+	if err == nil {
+		n, _ := io.ReadFull(f, head)
+		head = head[:n]
+		f.Close()
+	}
+	line, _, _ := bytes.Cut(head, []byte{'\n'})
+	script, ok := bytes.CutPrefix(line, []byte("#!"))
+	if err != nil || !ok {
+		return "its interpreter is missing (the loader of a dynamic program, for another C library?)"
+	}
+	name := string(bytes.TrimLeft(script, " \t"))
+	if cut := strings.IndexAny(name, " \t"); cut >= 0 {
+		name = name[:cut]
+	}
+	if strings.HasSuffix(name, "\r") {
+		return fmt.Sprintf("its interpreter %q is missing: the file has Windows line ends", name)
+	}
+	return fmt.Sprintf("its interpreter %s is missing (the first line of the file)", name)
+}
+
+// limitHint adds to an error what limit of the machine is behind it, and how to raise it.
+func limitHint(err error) error {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
+		var l syscall.Rlimit
+		if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &l) != nil {
+			return err
+		}
+		return fmt.Errorf("%w: the limit is %d, and each rank needs 3; raise it with ulimit -n", err, l.Max)
+	case errors.Is(err, syscall.EAGAIN):
+		return fmt.Errorf("%w: too many processes; see ulimit -u, and pids.max of the control group", err)
+	case errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ENFILE):
+		return fmt.Errorf("%w; see ulimit -a", err)
+	}
+	return err
 }
 
 // checkDir reports why dir can't be the ranks' working directory.

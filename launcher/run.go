@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -25,6 +27,12 @@ const (
 	patience = time.Second
 	// unkillable is how long after SIGKILL a rank may take to end: then it hangs in the kernel, and is given up.
 	unkillable = 10 * time.Second
+	// lastRites is how long a rank that had left the job, or lost its connection, before the first failure was seen may take
+	// to end by itself: what it ends with may be the cause. It is longer than a driver takes to let go of a GPU.
+	lastRites = 2 * time.Second
+	// samePress is how near two SIGINTs are one wish: timeout(1), make and other wrappers send one to gorun and one to its
+	// process group, to which gorun belongs.
+	samePress = 100 * time.Millisecond
 	// drainAfterSignal bounds how long output is still carried to a slow reader, once the job was interrupted or its
 	// time was over.
 	drainAfterSignal = time.Second
@@ -69,6 +77,9 @@ type runner struct {
 	nStarted  int // ranks; known when forking is over
 	nEnded    int
 	lastSig   syscall.Signal
+	pressed   time.Time        // when SIGINT came first
+	suspects  map[int]bool     // ranks that are left alone for lastRites: they may be the cause of a failure
+	spared    <-chan time.Time // when that is over
 }
 
 // Run carries a plan out and returns when every rank has ended and all output has been written. Cancelling ctx
@@ -104,7 +115,7 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 
 // internal sets the reason for an error of our own, or of the program's start.
 func (r *runner) internal(err error) {
-	r.acct.Reason, r.acct.Error = ReasonInternal, err.Error()
+	r.acct.Reason, r.acct.Error = ReasonInternal, limitHint(err).Error()
 	if err == errInterrupted {
 		r.acct.Reason = ReasonSignal
 	}
@@ -283,6 +294,10 @@ func (r *runner) run(ctx context.Context) {
 			r.end(ReasonTimeout, syscall.SIGTERM, syscall.SIGKILL)
 		case <-r.next:
 			r.escalate()
+		case <-r.spared:
+			suspects := r.suspects
+			r.suspects, r.spared = nil, nil
+			r.agent.signal(r.lastSig, func(rank int) bool { return suspects[rank] })
 		case <-r.remind:
 			r.remind = nil
 			r.say("%s; waiting up to %v for %s to end", r.progress(), r.plan.KillGrace, r.living())
@@ -371,13 +386,36 @@ func (r *runner) exited(e agentEvent) {
 	if e.status.Signal != 0 {
 		a.Signal = signalName(e.status.Signal)
 	}
-	if r.lastSig != 0 {
+	if r.lastSig != 0 && !r.suspects[e.rank] {
 		a.Stopped = signalName(r.lastSig)
 	}
 	r.node.RankExited(e.rank, e.status.code(), e.status.cause())
 	if !e.status.ok() && !r.ending {
 		a.Stopped = ""
+		r.suspect(e.rank)
 		r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
+	}
+}
+
+// suspect spares the ranks that the job lost before it lost the one that has failed, and that have not ended yet: what
+// we see may be what followed from the end of one of them.
+func (r *runner) suspect(failed int) {
+	if r.plan.KillGrace == 0 {
+		return
+	}
+	for _, rank := range r.node.Ended() {
+		if rank == failed {
+			break
+		}
+		if a := &r.acct.Ranks[rank]; !a.done && (r.forking || a.PID != 0) {
+			if r.suspects == nil {
+				r.suspects = map[int]bool{}
+			}
+			r.suspects[rank] = true
+		}
+	}
+	if r.suspects != nil {
+		r.spared = time.After(min(lastRites, r.plan.KillGrace))
 	}
 }
 
@@ -407,7 +445,10 @@ func (r *runner) escalate() {
 	}
 	r.lastSig = r.sequence[0]
 	r.sequence = r.sequence[1:]
-	r.agent.signal(r.lastSig)
+	if r.lastSig == syscall.SIGKILL {
+		r.suspects, r.spared = nil, nil
+	}
+	r.agent.signal(r.lastSig, func(rank int) bool { return !r.suspects[rank] })
 	switch {
 	case len(r.sequence) == 0 && r.lastSig == syscall.SIGKILL:
 		r.next = time.After(unkillable)
@@ -425,18 +466,19 @@ func (r *runner) signal(sig syscall.Signal) {
 		if !r.ending {
 			r.interrupt = sig
 			if sig == syscall.SIGINT {
+				r.pressed = time.Now()
 				r.end(ReasonSignal, syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL)
 			} else {
 				r.end(ReasonSignal, syscall.SIGTERM, syscall.SIGKILL)
 			}
 			return
 		}
-		if sig == syscall.SIGINT && r.lastSig != syscall.SIGKILL {
+		if sig == syscall.SIGINT && r.lastSig != syscall.SIGKILL && time.Since(r.pressed) > samePress {
 			r.sequence = []syscall.Signal{syscall.SIGKILL}
 			r.escalate()
 		}
 	case syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT:
-		r.agent.signal(sig)
+		r.agent.signal(sig, nil)
 	}
 }
 
@@ -449,6 +491,9 @@ func (r *runner) wind() {
 			a.Ranks[i].Joined, a.Ranks[i].Left = r.node.Joined(a.Ranks[i].Rank)
 		}
 	}
+	for k, rank := range r.node.Ended() {
+		a.Ranks[rank].heard = k + 1
+	}
 	a.LeftOver = r.agent.reap()
 	if a.LeftOver > 0 {
 		r.verbose("killed %d processes that ranks had left behind", a.LeftOver)
@@ -459,6 +504,8 @@ func (r *runner) wind() {
 			a.Ranks[i].tail, a.Ranks[i].shown = r.agent.tail(i)
 		}
 		a.midLine = r.agent.err.midLine()
+	} else {
+		a.Cut = true
 	}
 	r.agent.close()
 	r.giveBack()
@@ -491,24 +538,52 @@ func (r *runner) drain() bool {
 	}
 }
 
-// WriteReport writes the account as JSON to a file, whole or not at all.
+// WriteReport writes the account as JSON to a file, whole or not at all. What is there and is no regular file (a pipe,
+// a terminal, /dev/stdout) is written to, never replaced; a symbolic link is followed.
 func (a *Account) WriteReport(file string) error {
 	data, err := json.MarshalIndent(a, "", "  ")
 	if err != nil {
 		return err
 	}
+	data = append(data, '\n')
+	info, err := os.Lstat(file)
+	if err == nil && info.Mode()&fs.ModeSymlink != 0 && !strings.HasPrefix(file, "/dev/") && !strings.HasPrefix(file, "/proc/") {
+		if real, err := filepath.EvalSymlinks(file); err == nil {
+			return a.WriteReport(real)
+		}
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0) // /dev/stdout may be a file that the ranks wrote to
+		if err == nil {
+			_, err = f.Write(data)
+			err = errors.Join(err, f.Close())
+		}
+		return reportError(file, err)
+	}
 	tmp, err := os.CreateTemp(filepath.Dir(file), ".gorun-report-*")
 	if err != nil {
-		return fmt.Errorf("write report: %w", err)
+		return reportError(file, err)
 	}
-	_, err = tmp.Write(append(data, '\n'))
+	_, err = tmp.Write(data)
 	err = errors.Join(err, tmp.Chmod(0o644), tmp.Close())
 	if err == nil {
 		err = os.Rename(tmp.Name(), file)
 	}
 	if err != nil {
 		os.Remove(tmp.Name())
-		return fmt.Errorf("write report: %w", err)
 	}
-	return nil
+	return reportError(file, err)
+}
+
+// reportError names the file that the user gave, not a temporary one.
+func reportError(file string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		err = p.Err
+	} else if l, ok := errors.AsType[*os.LinkError](err); ok {
+		err = l.Err
+	}
+	return fmt.Errorf("write report %s: %w", file, err)
 }

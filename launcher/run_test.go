@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/bootstrap/node"
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 )
@@ -128,6 +130,7 @@ func TestStartFails(t *testing.T) {
 type fakeNode struct {
 	exits  []string
 	joined map[int][2]bool
+	ended  []int
 	closed bool
 }
 
@@ -136,6 +139,7 @@ func (n *fakeNode) RankExited(rank, code int, cause string) {
 	n.exits = append(n.exits, fmt.Sprintf("%d: %d %s", rank, code, cause))
 }
 func (n *fakeNode) Joined(rank int) (bool, bool) { j := n.joined[rank]; return j[0], j[1] }
+func (n *fakeNode) Ended() []int                 { return n.ended }
 func (n *fakeNode) Close() error                 { n.closed = true; return nil }
 
 func TestNodeHearsOfExits(t *testing.T) {
@@ -160,6 +164,108 @@ func TestNodeHearsOfExits(t *testing.T) {
 	// Rank 0 had joined and did not say goodbye: it is the cause, the code is that of the rank that failed.
 	if acct.Code != 4 || acct.Cause != 0 {
 		t.Errorf("code %d, cause %d, want 4, 0", acct.Code, acct.Cause)
+	}
+}
+
+// A rank that the job had lost before it lost the one that failed first is left alone, to end by itself: its end is the
+// cause. It is not waited for longer than the kill grace.
+func TestSuspectIsLeftAlone(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		grace  time.Duration
+		script string
+		code   int
+		cause  int
+		sub    string
+	}{
+		{"fails", 0, `case $GORUN_RANK in 0) exit 1;; 1) trap 'echo term >&2; exit 3' TERM; until grep -q '^State:.Z' /proc/$(cat pid0)/status; do sleep 0.01; done; exit 7;; 2) sleep 1000;; esac`,
+			7, 1, "then: rank 0 exited with code 1; rank 2 ended by gorun (SIGTERM)"},
+		{"goes on", 100 * time.Millisecond, `case $GORUN_RANK in 0) exit 1;; 1) exec sleep 1000;; 2) trap '' TERM; sleep 1000;; esac`, 1, 0, "then: rank 1 ended by gorun (SIG"},
+		{"no grace", NoGrace, `case $GORUN_RANK in 0) exit 1;; *) sleep 1000;; esac`, 1, 0, "then: ranks 1,2 ended by gorun (SIGKILL)"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n := &fakeNode{ended: []int{1, 0}}
+			p := planOf(t, Job{NP: 3, KillGrace: c.grace}, `[ $GORUN_RANK = 0 ] && { echo $$ >tmp; mv tmp pid0; }; until [ -e pid0 ]; do sleep 0.01; done; `+c.script)
+			acct := Run(t.Context(), p, Options{start: func(context.Context, node.Config) (control, error) { return n, nil }})
+			if acct.Code != c.code || acct.Cause != c.cause || !strings.Contains(acct.Summary(), c.sub) {
+				t.Errorf("code %d, cause %d, %q; want %d, %d, %q", acct.Code, acct.Cause, acct.Summary(), c.code, c.cause, c.sub)
+			}
+			nothingLeft(t, acct.Job)
+		})
+	}
+}
+
+// A rank that can't be watched is ended at once, and the job with it.
+func TestRankCannotBeWatched(t *testing.T) {
+	before := openFDs(t)
+	s := &sink{}
+	cfg := agentConfig{stdout: s, stderr: s, job: "cannot-be-watched"}
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for i := range 3 {
+		cfg.ranks = append(cfg.ranks, agentRank{rank: i, path: "/bin/sh", argv: []string{"sh", "-c", "sleep 1000"}, dir: "/", stdin: int(null.Fd()), env: os.Environ()})
+	}
+	a, err := newAgent(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	a.register = func(ep, op, fd int, e *unix.EpollEvent) error {
+		if n++; n == 2 {
+			return unix.ENOSPC
+		}
+		return unix.EpollCtl(ep, op, fd, e)
+	}
+	a.start()
+	next := func() agentEvent {
+		select {
+		case e := <-a.events:
+			return e
+		case <-time.After(30 * time.Second):
+			t.Fatal("no event")
+			return agentEvent{}
+		}
+	}
+	if e := next(); e.kind != rankFailed || e.rank != 1 || !errors.Is(e.err, unix.ENOSPC) {
+		t.Errorf("got %+v, want the failure of rank 1", e)
+	}
+	if e := next(); e.kind != forksDone {
+		t.Errorf("got %+v, want the end of the forks", e)
+	}
+	for i, want := range []bool{true, false, false} {
+		if pid, _ := a.started(i); (pid != 0) != want {
+			t.Errorf("rank %d: pid %d, started %v is wanted", i, pid, want)
+		}
+	}
+	a.signal(syscall.SIGKILL, nil)
+	if e := next(); e.kind != rankExited || e.rank != 0 {
+		t.Errorf("got %+v, want the end of rank 0", e)
+	}
+	a.reap()
+	<-a.finish()
+	a.close()
+	nothingLeft(t, "")
+	if after := openFDs(t); after > before+1 {
+		t.Errorf("%d descriptors, %d before", after, before)
+	}
+}
+
+// The two SIGINTs of a wrapper that signals gorun and its process group are one Ctrl-C.
+func TestTwoInterruptsAtOnceAreOne(t *testing.T) {
+	signals := make(chan os.Signal, 2)
+	s := &sink{wrote: make(chan struct{}, 1)}
+	go func() {
+		<-s.wrote
+		signals <- syscall.SIGINT
+		signals <- syscall.SIGINT
+	}()
+	p := planOf(t, Job{}, "trap 'echo end; exit 0' INT; echo up; while :; do sleep 0.01; done")
+	acct := Run(t.Context(), p, Options{Stdout: s, Signals: signals})
+	if got := s.text(); acct.Code != 130 || got != "up\nend\n" {
+		t.Errorf("code %d, output %q, want 130 and the rank's own end", acct.Code, got)
 	}
 }
 
@@ -204,8 +310,74 @@ func TestReportIsWhole(t *testing.T) {
 	if left, _ := os.ReadDir(dir); len(left) != 1 {
 		t.Errorf("files left: %v", left)
 	}
-	if err := a.WriteReport("/nonexistent/r.json"); err == nil {
-		t.Error("no error for a directory that is not there")
+	err = a.WriteReport("/nonexistent/r.json")
+	if want := "write report /nonexistent/r.json: no such file or directory"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// What is no regular file is written to, not replaced; a link stays one.
+func TestReportReplacesNoDevice(t *testing.T) {
+	dir := t.TempDir()
+	a := &Account{Job: "x"}
+	fifo := filepath.Join(dir, "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r, err := os.OpenFile(fifo, os.O_RDWR, 0) // for writing, too: nobody waits for the other side
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := a.WriteReport(fifo); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Lstat(fifo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Mode()&os.ModeNamedPipe == 0 {
+		t.Fatalf("the fifo has become %v", info.Mode())
+	}
+	text := make([]byte, 14)
+	if n, err := r.Read(text); err != nil || string(text[:n]) != "{\n  \"job\": \"x\"" {
+		t.Errorf("fifo holds %q, %v", text[:n], err)
+	}
+
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(file, []byte("old"), 0o600), os.Symlink("file", link)); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.WriteReport(link); err != nil {
+		t.Fatal(err)
+	}
+	if to, err := os.Readlink(link); err != nil || to != "file" {
+		t.Errorf("the link has become %q, %v", to, err)
+	}
+	if text, err := os.ReadFile(file); err != nil || !bytes.HasPrefix(text, []byte("{")) {
+		t.Errorf("the link's file holds %q, %v", text, err)
+	}
+	if err := a.WriteReport(dir); err == nil {
+		t.Error("a directory was written")
+	}
+}
+
+func TestLimitsAreNamed(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{syscall.EMFILE, "raise it with ulimit -n"},
+		{syscall.EAGAIN, "see ulimit -u"},
+		{syscall.ENOMEM, "see ulimit -a"},
+	} {
+		err := limitHint(fmt.Errorf("pipe: %w", c.err))
+		if !errors.Is(err, c.err) || !strings.HasSuffix(err.Error(), c.want) && !strings.Contains(err.Error(), c.want+",") {
+			t.Errorf("got %v, want it to end in %q", err, c.want)
+		}
+	}
+	if err := limitHint(syscall.ENOENT); err != syscall.ENOENT {
+		t.Errorf("got %v, want it as it was", err)
 	}
 }
 

@@ -203,6 +203,19 @@ func (n *Node) RankExited(rank int, code int, cause string) { n.server.RankExite
 // Joined reports whether the local rank joined, and whether it said goodbye.
 func (n *Node) Joined(rank int) (joined, left bool) { return n.server.Rank(rank) }
 
+// Ended lists the ranks that have ended, in the order in which the job heard of it: by a goodbye, by a broken connection, or
+// by RankExited with a code that is not 0.
+func (n *Node) Ended() []int {
+	var ranks []int
+	events, _ := n.store.Events(0)
+	for _, e := range events {
+		if (e.Kind == store.Left || e.Kind == store.Died) && !slices.Contains(ranks, e.End.Rank) {
+			ranks = append(ranks, e.End.Rank)
+		}
+	}
+	return ranks
+}
+
 // Close ends the node; ranks that are still connected see their control connection end. Other hosts take a host that closes
 // with ranks that have not ended for lost.
 func (n *Node) Close() error {

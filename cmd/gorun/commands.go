@@ -70,6 +70,18 @@ func newRootCmd(io stdio) *cobra.Command {
 		root.AddCommand(topic)
 	}
 	root.SetHelpCommand(newHelpCmd(root))
+	root.InitDefaultCompletionCmd("completion")
+	if c, _, err := root.Find([]string{"completion"}); err == nil {
+		c.Args = cobra.ArbitraryArgs
+		c.RunE = func(_ *cobra.Command, args []string) error {
+			e := &launcher.UsageError{Msg: "completion needs a shell"}
+			if len(args) > 0 {
+				e.Msg = "no completion for the shell " + args[0]
+			}
+			e.Hint = "there are bash, zsh, fish and powershell; gorun completion SHELL --help says how to use it"
+			return e
+		}
+	}
 	return root
 }
 
@@ -136,14 +148,26 @@ func completeLaunch(_ *cobra.Command, _ []string, word string) ([]string, cobra.
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// written names what failed when a command can't print.
+func written(_ int, err error) error {
+	if err != nil {
+		return fmt.Errorf("write stdout: %w", err)
+	}
+	return nil
+}
+
 func newVersionCmd(out io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "print the version",
-		Args:  cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usagef("version takes no argument %s; for a program of that name say gorun run version", args[0])
+			}
+			return nil
+		},
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(out, versionLine())
-			return err
+			return written(fmt.Fprintln(out, versionLine()))
 		},
 	}
 }
@@ -180,8 +204,7 @@ func newConfigCmd(out io.Writer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(out, job.CommandLine())
-			return err
+			return written(fmt.Fprintln(out, job.CommandLine()))
 		},
 	})
 	return config

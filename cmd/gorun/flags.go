@@ -39,7 +39,7 @@ var flagDefs = []flagDef{
 			return nil
 		}},
 	{names: []string{"-f", "--job"}, arg: "FILE", help: "take the job from a TOML file (also: gorun FILE.toml)",
-		set: func(q *request, v string) error { q.file = v; return nil }},
+		set: func(q *request, v string) error { q.file = v; return notEmpty("--job", v) }},
 	{names: []string{"-x"}, arg: "NAME[=VALUE]", help: "set a variable for the ranks, or keep one that would be removed; may be repeated",
 		set: func(q *request, v string) error {
 			name, value, has := strings.Cut(v, "=")
@@ -47,7 +47,7 @@ var flagDefs = []flagDef{
 			return nil
 		}},
 	{names: []string{"--wdir"}, arg: "DIR", help: "working directory of the ranks",
-		set: func(q *request, v string) error { q.job.Dir = v; return nil }},
+		set: func(q *request, v string) error { q.job.Dir = v; return notEmpty("--wdir", v) }},
 	{names: []string{"--device"}, arg: "TOKEN", help: "device of the ranks: host, an index, a UUID (default: each rank chooses)", env: "GORUN_DEVICE",
 		set: func(q *request, v string) error { q.job.Device = v; return nil }},
 	{names: []string{"--stdin"}, arg: "RANK", help: "who reads gorun's stdin: 0 (default) or none",
@@ -86,7 +86,7 @@ var flagDefs = []flagDef{
 			return nil
 		}},
 	{names: []string{"--report"}, arg: "FILE", help: "write how each rank ended to a file, in JSON",
-		set: func(q *request, v string) error { q.job.Report = v; return nil }},
+		set: func(q *request, v string) error { q.job.Report = v; return notEmpty("--report", v) }},
 	{names: []string{"--keep-launcher-env"}, help: "let the ranks inherit variables that another launcher left over",
 		set: func(q *request, v string) error { q.job.KeepLauncherEnv = true; return nil }},
 	{names: []string{"--dry-run"}, help: "print what would be started, and start nothing",
@@ -103,6 +103,14 @@ var flagDefs = []flagDef{
 
 func usagef(format string, args ...any) error {
 	return &launcher.UsageError{Msg: sprintf(format, args...)}
+}
+
+// notEmpty refuses the value of a variable that is not set.
+func notEmpty(flag, value string) error {
+	if value == "" {
+		return usagef("%s: its value is empty (an unset variable?)", flag)
+	}
+	return nil
 }
 
 // parse takes a launch command line apart: flags up to the program, then the program's own arguments.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,6 +23,22 @@ func TestRanksJoin(t *testing.T) {
 	}
 	if d := cmp.Diff(got, want); d != "" {
 		t.Errorf("-got +want:\n%s", d)
+	}
+}
+
+// A rank that says goodbye and then fails, as a program with a deferred Job.Close does, is the cause, although what followed
+// from its goodbye, the failure of the others, has ended before it.
+func TestFailureAfterGoodbye(t *testing.T) {
+	j := newJob(t, "-np", "3", "rank", "join", "badly")
+	if got := j.run(); got != 7 {
+		t.Errorf("exit code %d, want 7", got)
+	}
+	j.gone()
+	if got, want := j.err.String(), regexp.MustCompile(`gorun: rank 2 \(host \S+, pid \d+\) exited with code 7 after \S+\n`); !want.MatchString(got) {
+		t.Errorf("stderr %q, want %v", got, want)
+	}
+	if want := "  then: ranks 0,1 exited with code 1\n"; !strings.HasSuffix(j.err.String(), want) && !strings.Contains(j.err.String(), "ended by gorun (SIGTERM)") {
+		t.Errorf("stderr %q, want it to end in %q", j.err.String(), want)
 	}
 }
 

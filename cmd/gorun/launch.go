@@ -8,6 +8,8 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/gorun-dev/gorun/launcher"
 )
@@ -22,11 +24,9 @@ func launch(args []string, io stdio) int {
 	}
 	switch {
 	case q.help:
-		fmt.Fprint(io.out, launchHelp())
-		return launcher.ExitOK
+		return show(io, launchHelp())
 	case q.version:
-		fmt.Fprintln(io.out, versionLine())
-		return launcher.ExitOK
+		return show(io, versionLine()+"\n")
 	}
 	job, err := jobOf(q, os.LookupEnv)
 	if err != nil {
@@ -45,8 +45,8 @@ func launch(args []string, io stdio) int {
 		host = "localhost"
 	}
 	dir, err := os.Getwd()
-	if err != nil {
-		return fail(io, fmt.Errorf("find the current directory: %w", err))
+	if err != nil && !strings.HasPrefix(job.Dir, "/") {
+		return fail(io, &launcher.StartError{Code: launcher.ExitCannotRun, Msg: "the current directory is gone; cd to one that is there, or give --wdir", Err: err})
 	}
 	plan, err := job.Plan(launcher.Facts{Program: prog, Host: host, Dir: dir, Environ: os.Environ()})
 	if err != nil {
@@ -73,7 +73,7 @@ func launch(args []string, io stdio) int {
 	}
 	acct := launcher.Run(context.Background(), plan, launcher.Options{Stdin: io.in, HasStdin: true, Stdout: io.out, Stderr: io.err,
 		Signals: io.signals, Verbose: q.verbose, OwnProcess: true})
-	fmt.Fprint(io.err, acct.Summary())
+	tell(io, acct)
 	if job.Report != "" {
 		if err := acct.WriteReport(job.Report); err != nil {
 			code := fail(io, err)
@@ -83,6 +83,39 @@ func launch(args []string, io stdio) int {
 		}
 	}
 	return acct.Code
+}
+
+// lastWords is how long the account of a job that the user or its time has ended may take to be written: stderr may have
+// no reader.
+const lastWords = time.Second
+
+// tell writes the summary. A reader of stderr that is slow is waited for, unless gorun is to end.
+func tell(io stdio, acct *launcher.Account) {
+	text := acct.Summary()
+	if text == "" {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		fmt.Fprint(io.err, text)
+		close(done)
+	}()
+	var over <-chan time.Time
+	if acct.Cut || acct.Reason == launcher.ReasonSignal || acct.Reason == launcher.ReasonTimeout {
+		over = time.After(lastWords)
+	}
+	for {
+		select {
+		case <-done:
+			return
+		case <-over:
+			return
+		case s := <-io.signals:
+			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
+				return
+			}
+		}
+	}
 }
 
 // jobOf puts together what flags, environment and job file ask for.
@@ -95,6 +128,9 @@ func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error)
 		file, more, rest = rest[0], rest[1:], nil
 	}
 	if len(rest) > 0 {
+		if rest[0] == "" {
+			return job, usagef("the program's name is empty (an unset variable?)")
+		}
 		job.Program, job.Args = rest[0], rest[1:]
 	}
 	env, err := fromEnviron(lookup)
@@ -122,6 +158,14 @@ func isJobFile(name string) bool {
 	}
 	info, err := os.Stat(name)
 	return err != nil || info.Mode().IsRegular() // what is not there is reported as a job file
+}
+
+// show prints what was asked for and returns the exit code.
+func show(io stdio, text string) int {
+	if _, err := io.out.Write([]byte(text)); err != nil {
+		return fail(io, fmt.Errorf("write stdout: %w", err))
+	}
+	return launcher.ExitOK
 }
 
 // fail prints an error and returns the exit code for it.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // job is a gorun under test, a process of its own.
@@ -321,6 +322,7 @@ func TestSignals(t *testing.T) {
 				j.cmd.Process.Signal(sig)
 				if i < len(c.send)-1 {
 					j.until(fmt.Sprintf("sig0-%d", sig), fmt.Sprintf("sig1-%d", sig))
+					time.Sleep(200 * time.Millisecond) // a person's second Ctrl-C does not come at once
 				}
 			}
 			if got := j.wait(); got != c.code {
@@ -605,6 +607,45 @@ func TestSlowReader(t *testing.T) {
 		t.Errorf("exit code %d, want 130", got)
 	}
 	j.gone()
+}
+
+// Nobody reads stderr: whatever ends the job ends gorun, although its last words can't be written.
+func TestStuckReaderOfStderr(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+		send []syscall.Signal
+		code int
+	}{
+		{"term", nil, []syscall.Signal{syscall.SIGTERM}, 143},
+		{"ctrl-c", nil, []syscall.Signal{syscall.SIGINT}, 130},
+		{"timeout", []string{"--timeout", "1s"}, nil, 124},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := newJob(t, append(c.args, "-np", "2", "sh", "-c", "exec rank flood >&2")...)
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			j.cmd.Stderr = w
+			j.start()
+			j.until(marks("up", 2)...)
+			j.eventually("full pipe", 30*time.Second, func() bool {
+				fds := []unix.PollFd{{Fd: int32(w.Fd()), Events: unix.POLLOUT}}
+				_, err := unix.Poll(fds, 0)
+				return err == nil && fds[0].Revents == 0
+			})
+			w.Close()
+			for _, s := range c.send {
+				j.cmd.Process.Signal(s)
+			}
+			if got := j.wait(); got != c.code {
+				t.Errorf("exit code %d, want %d", got, c.code)
+			}
+			j.gone()
+		})
+	}
 }
 
 // GORUN_TEST_LAUNCHES=1000 is what a release is tested with.

@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
@@ -25,7 +28,8 @@ func listenOnMasterPort() {
 }
 
 // joinJob is a member of the job: it passes a barrier, then ends as how says on the last rank:
-// "well", or "silently" (exit code 0 without goodbye). The others then wait in a second barrier.
+// "well", "silently" (exit code 0 without goodbye) or "badly" (goodbye, then exit code 7). The others then wait in another
+// barrier.
 func joinJob(how []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -39,6 +43,28 @@ func joinJob(how []string) {
 	}
 	if err := job.Barrier(ctx); err != nil {
 		fail(err)
+	}
+	if how[0] == "badly" {
+		mark := filepath.Join(os.Getenv("RANKDIR"), "pid"+strconv.Itoa(job.Rank()))
+		if job.Rank() < job.Size()-1 {
+			if err := os.WriteFile(mark, []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
+				fail(err)
+			}
+		}
+		if err := job.Barrier(ctx); err != nil {
+			fail(err)
+		}
+		if job.Rank() < job.Size()-1 {
+			fail(job.Barrier(ctx))
+		}
+		// The goodbye, and then slow to end: rank 0 has ended before.
+		job.Close()
+		text, _ := os.ReadFile(strings.TrimSuffix(mark, strconv.Itoa(job.Rank())) + "0")
+		pid, _ := strconv.Atoi(string(text))
+		for pid == 0 || alive(pid) {
+			time.Sleep(time.Millisecond)
+		}
+		os.Exit(7)
 	}
 	if how[0] == "silently" {
 		if job.Rank() == job.Size()-1 {
