@@ -30,6 +30,13 @@ type WaitError struct {
 	Err     error
 }
 
+// GaveUpError says that a meeting did not take place because another member's context ended.
+type GaveUpError struct {
+	Text string // "rank 1 gave up its wait for rank 2 in all-reduce #3 on comm world"
+}
+
+func (e *GaveUpError) Error() string { return e.Text }
+
 // CycleError says that ranks wait for each other in a circle.
 type CycleError struct {
 	Waits []CycleWait // each waits for the next, the last for the first
@@ -89,6 +96,8 @@ func opError(ctx context.Context, op string, e *store.Error) error {
 			c.Waits = append(c.Waits, CycleWait(w))
 		}
 		return c
+	case store.GaveUp:
+		return fmt.Errorf("%s: %w", op, &GaveUpError{e.Text})
 	case store.Lost:
 		return fmt.Errorf("%s: %w: %s", op, ErrLost, e.Text)
 	}

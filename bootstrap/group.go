@@ -101,6 +101,9 @@ func (g *Group) AllGather(ctx context.Context, value []byte) ([][]byte, error) {
 // train.go:41"), for the errors of others. A cycle of ranks that each wait in Meet for one that waits in
 // another Meet is an error (*CycleError) on all of them, naming the operations; it comes when the circle has stood for a
 // quarter of a second, since a rank with several goroutines may be about to break it.
+//
+// A meeting takes place for all members or for none: an error is one for all of them, also for those that come later. Where a member's ctx ended,
+// the others' error (*GaveUpError) names it. The group stays usable after both.
 func (g *Group) Meet(ctx context.Context, value []byte, what string) ([][]byte, error) {
 	if what == "" {
 		what = "meeting of group " + g.name

@@ -717,3 +717,69 @@ func kill(j *Job, cause string) {
 		srv.(*server.Server).RankExited(j.rank, 3, cause)
 	}
 }
+
+// TestGoodbyeIsHeard: when Close has returned the node knows that the rank left, however much of what the node had sent was still unread.
+func TestGoodbyeIsHeard(t *testing.T) {
+	for range 10 {
+		jobs := served(t, 8)
+		for _, j := range jobs {
+			j.Watch(func(Event) {})
+		}
+		var wg sync.WaitGroup
+		for _, j := range jobs {
+			wg.Go(func() {
+				if err := j.Barrier(t.Context()); err != nil {
+					t.Error(err)
+				}
+				if err := j.Close(); err != nil {
+					t.Error(err)
+				}
+				srv, _ := servers.Load(j)
+				if _, left := srv.(*server.Server).Rank(j.Rank()); !left {
+					t.Errorf("rank %d has closed its job and the node has not heard of it", j.Rank())
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+// TestMeetGivenUp: a member whose context ends takes the meeting away from all, and the next one takes place.
+func TestMeetGivenUp(t *testing.T) {
+	onEach(t, 3, func(t *testing.T, jobs []*Job) {
+		late := make(chan struct{})
+		var wg sync.WaitGroup
+		for _, j := range jobs {
+			wg.Go(func() {
+				g, err := j.Group("meet", []int{0, 1, 2})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				switch j.Rank() {
+				case 0: // gives up, possibly before it has begun
+					cancel()
+				case 2: // comes when the meeting is over
+					<-late
+				}
+				_, err = g.Meet(ctx, nil, "a test")
+				gone, ok := errors.AsType[*GaveUpError](err)
+				switch {
+				case j.Rank() == 0 && !errors.Is(err, context.Canceled):
+					t.Errorf("rank 0: %v, want %v", err, context.Canceled)
+				case j.Rank() != 0 && (!ok || !strings.Contains(gone.Text, "rank 0 gave up its wait for rank") || !strings.Contains(gone.Text, "in a test")):
+					t.Errorf("rank %d: %v, want that rank 0 gave up", j.Rank(), err)
+				}
+				if j.Rank() == 0 {
+					close(late)
+				}
+				if _, err := g.Meet(t.Context(), nil, "the next"); err != nil {
+					t.Errorf("rank %d: %v", j.Rank(), err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}

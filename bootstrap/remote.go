@@ -452,10 +452,19 @@ func (r *remote) die(string) { r.end(nil) }
 func (r *remote) close() error {
 	r.end(func() {
 		r.conn.Send(wire.Message{Type: wire.Goodbye})
-		r.conn.Flush(time.Second)
+		r.conn.Flush(goodbyeWait)
+		// The node ends the connection when it has read the goodbye. To close before would lose it where the node's last messages are still
+		// unread here: the kernel then tells the node of a reset and not of what was sent.
+		select {
+		case <-r.done:
+		case <-time.After(goodbyeWait):
+		}
 	})
 	return nil
 }
+
+// goodbyeWait bounds the two waits of a goodbye: a node that does not read must not keep a rank.
+const goodbyeWait = time.Second
 
 func (r *remote) end(farewell func()) {
 	r.mu.Lock()

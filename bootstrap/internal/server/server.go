@@ -6,6 +6,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -373,6 +374,7 @@ func (s *Server) handle(c *conn, m wire.Message) error {
 		if first {
 			s.State.Leave(r.number, s.Host)
 		}
+		return io.EOF // the rank waits for this end before it closes its own
 	default:
 		return &wire.Error{Reason: fmt.Sprintf("a rank sent a message of type %d", m.Type)}
 	}

@@ -233,7 +233,7 @@ func (s *Store) Cancel(rank int, id uint64) {
 	s.settle(w, Reply{Err: err})
 	if w.gen != nil && w.what != "" {
 		// A meeting takes place for all or for none: else its members would not know what the others do next.
-		s.fail(w.gen, refused("rank %d gave up its wait for %s in %s", rank, RankList(err.Missing), w.what))
+		s.fail(w.gen, &Error{Kind: GaveUp, Text: fmt.Sprintf("rank %d gave up its wait for %s in %s", rank, RankList(err.Missing), w.what)})
 	}
 }
 

@@ -74,6 +74,7 @@ const (
 	Cycle                          // ranks wait for each other
 	Refused                        // wrong use, in words
 	Lost                           // the control plane itself is gone, in words
+	GaveUp                         // another member left the meeting, in words
 )
 
 // Error is why a request failed, in a form that travels.
@@ -82,7 +83,7 @@ type Error struct {
 	End     End         // Ended
 	Missing []int       // Cancelled: job ranks that had not come
 	Waits   []CycleWait // Cycle: each waits for the next, the last for the first
-	Text    string      // Refused, Lost
+	Text    string      // Refused, Lost, GaveUp
 }
 
 func (e *Error) Error() string {

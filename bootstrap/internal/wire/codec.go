@@ -221,7 +221,7 @@ func (d *Decoder) Reply() store.Reply {
 		for range d.Count() {
 			e.Waits = append(e.Waits, store.CycleWait{Rank: d.Int(), What: d.String()})
 		}
-	case store.Refused, store.Lost:
+	case store.Refused, store.Lost, store.GaveUp:
 		e.Text = d.String()
 	default:
 		d.fail("unknown kind of error")

@@ -237,6 +237,7 @@ func TestRoundTrips(t *testing.T) {
 		{Err: &store.Error{Kind: store.Cancelled, Missing: []int{1, 2}}},
 		{Err: &store.Error{Kind: store.Cycle, Waits: []store.CycleWait{{Rank: 1, What: "x"}, {Rank: 2}}}},
 		{Err: &store.Error{Kind: store.Refused, Text: "no"}},
+		{Err: &store.Error{Kind: store.GaveUp, Text: "rank 1 gave up"}},
 	} {
 		var e Encoder
 		e.Reply(r)
