@@ -3,15 +3,16 @@ SHELL := /bin/sh
 export CGO_ENABLED := 0
 GO ?= go
 BIN := bin
+BUNDLE ?= .gpu-bundle
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 10s
 DEMO_RANKS ?= 4
 
-.PHONY: help build demo test race lint bench fuzz clean
+.PHONY: help build demo test race lint bench fuzz gpu-bundle clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 build: ## build bin/gorun and the examples into bin/
 	@$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... ./examples/...
@@ -36,5 +37,8 @@ bench: ## run the benchmarks
 fuzz: ## run every fuzz test for FUZZTIME each (10s)
 	@.ci/fuzz $(FUZZTIME)
 
+gpu-bundle: ## pack programs and test binaries for a machine with GPUs and no Go into .gpu-bundle/ (BUNDLE)
+	@GO='$(GO)' VERSION='$(VERSION)' .ci/gpu/bundle $(BUNDLE)
+
 clean: ## remove what the targets made
-	@rm -rf $(BIN) dist
+	@rm -rf $(BIN) dist .gpu-bundle
