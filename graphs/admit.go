@@ -64,6 +64,10 @@ func (cp *capture) meetFailed(m *membership, err error, what string) error {
 		cp.fail(fateCancelled, &meetError{where, &bootstrap.WaitError{Op: "meet the others", Missing: wait.Missing, Err: context.Cause(cp.ctx)}, what})
 		return cp.err
 	}
+	if gone, ok := errors.AsType[*bootstrap.GaveUpError](err); ok {
+		cp.fail(fateFailed, &MismatchError{Where: where, Text: gone.Text, Err: ErrPeer})
+		return cp.err
+	}
 	cp.fail(fateFailed, &meetError{where, err, what})
 	return cp.err
 }
