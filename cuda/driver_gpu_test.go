@@ -46,7 +46,10 @@ func openGPU(t testing.TB) *Device {
 	d, err := Open(token)
 	check(t, err)
 	t.Cleanup(func() {
-		check(t, d.Close())
+		if err := d.Close(); err != nil {
+			t.Error(err) // not Fatal, which would hide a panic
+			return
+		}
 		if onFake() {
 			live := drivers.open[CUDA].Library().Lookup("fake_live")
 			eventually(t, "everything given back to the driver", func() bool { return live.Call() == 0 })
@@ -69,7 +72,7 @@ func TestFakeDriver(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			cmd := exec.CommandContext(ctx, self, "-test.run=^Test(GPU|Holds|AllocErrors|DeviceClose|Copies|Fill)", "-test.v", "-test.timeout=100s")
+			cmd := exec.CommandContext(ctx, self, "-test.run=^Test(GPU|Holds$|AllocErrors|DeviceClose|Copies|Fill)", "-test.v", "-test.timeout=100s")
 			cmd.Env = append(os.Environ(), fakeVariable+"=1", "GORUN_DEVICE=", "CUDA_VISIBLE_DEVICES=",
 				"GORUN_CUDA_LIB="+dltest.Build(t, "testdata/driver.c", "libcuda.so.1", "-pthread"),
 				"GORUN_NVRTC_LIB="+dltest.Build(t, "testdata/rtc.c", "libnvrtc.so.12"))

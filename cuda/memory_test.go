@@ -150,7 +150,7 @@ func TestHolds(t *testing.T) {
 }
 
 func TestHoldsSeveral(t *testing.T) {
-	d := openTest(t)
+	d := newDevice(t)
 	m := must(d.Alloc(8, Private))
 	var order []int
 	for i := range 3 {
