@@ -48,6 +48,7 @@ type library struct {
 	dead     []*cuda.Hold                       // memory that closed graphs had registered
 	undone   int                                // registrations of closed graphs that the library still has
 	draining bool
+	ended    bool // the communicators are gone: nothing is registered any more
 	closing  bool
 
 	drainStream *cuda.Stream // guarded by mu

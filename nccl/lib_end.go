@@ -39,7 +39,13 @@ func (l *library) abort() {
 		}
 		wg.Wait()
 	}
+	l.releaseDead()
+}
+
+// releaseDead gives back the memory that waits, when the library has nothing registered any more.
+func (l *library) releaseDead() {
 	l.rmu.Lock()
+	l.ended = true
 	holds := l.dead
 	for _, f := range l.freeing {
 		if f.hold != nil {
@@ -255,7 +261,7 @@ func (l *library) flushLocked() (holds []*cuda.Hold, err error) {
 	l.freeing = nil
 	graphs := false
 	for _, f := range list {
-		if f.graph {
+		if f.graph && !l.ended {
 			l.undone++
 			graphs = true
 		}

@@ -87,7 +87,9 @@ func allWell(t *testing.T, results []ranktest.Result) {
 }
 
 // device opens this rank's device.
-func device(job *bootstrap.Job) (*cuda.Device, error) { return cuda.Open(strconv.Itoa(job.LocalRank())) }
+func device(job *bootstrap.Job) (*cuda.Device, error) {
+	return cuda.Open(strconv.Itoa(job.LocalRank()))
+}
 
 // withDevice is with, on a device of the library's platform.
 func withDevice(ctx context.Context, job *bootstrap.Job, cfg *nccl.Config, f func(w *world) error) (err error) {

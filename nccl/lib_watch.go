@@ -81,11 +81,13 @@ func (u *use) check(done bool) error {
 		u.asked.Store(n)
 		return nil
 	}
-	if u.done.Load() == n {
+	if n = u.asked.Load(); u.done.Load() >= n {
 		return nil
 	}
 	u.done.Store(n)
-	u.l.reached(u.what.Load() << 8 >> 8)
+	if seq := u.what.Load() << 8 >> 8; u.issued.Load() == n {
+		u.l.reached(seq)
+	}
 	return nil
 }
 

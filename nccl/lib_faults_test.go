@@ -1,0 +1,403 @@
+package nccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/bootstrap/ranktest"
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/graphs"
+	"github.com/gorun-dev/gorun/nccl"
+)
+
+// ends waits for an error that names the culprit, within a generous bound.
+func ends(ctx context.Context, w *world, callErr error, sentinel error, parts ...string) error {
+	start := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	err := outcome(ctx, w.stream, callErr)
+	if err := wantErr(err, sentinel, parts...); err != nil {
+		return fmt.Errorf("after %v: %w", time.Since(start), err)
+	}
+	return nil
+}
+
+// afresh makes a communicator for f, which fails it, and then shows that a new one works in the same process.
+func afresh(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, name string, cfg *nccl.Config, f func(w *world) error) error {
+	if cfg == nil {
+		cfg = &nccl.Config{}
+	}
+	cfg.Name = name
+	if err := withComm(ctx, job, dev, cfg, f); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// works shows that collectives work.
+func works(w *world) error {
+	b, done, err := openBuffers(w, 8192, false)
+	defer done()
+	if err != nil {
+		return err
+	}
+	s := spec{op: nccl.OpAllReduce, count: 1000}
+	ty := libTypes[libF32]
+	if err := errors.Join(ty.write(w, b, s), ty.call(w, b, s)); err != nil {
+		return err
+	}
+	return ty.verify(w, b, s)
+}
+
+// What members do differently in eager calls: trials 4 and 5. The library would hang, or give wrong data; all members get an error that tells the
+// difference, and a new communicator works.
+func TestLibraryMismatch(t *testing.T) {
+	const n = 4 << 20 // elements: the library registers at this size
+	type args struct {
+		w          *world
+		send, recv cuda.Slice[float32]
+	}
+	sum := func(a args, count int) error {
+		return nccl.AllReduce(a.w.comm, a.send.Slice(0, count), a.recv.Slice(0, count), nccl.Sum, a.w.stream)
+	}
+	cases := []struct {
+		name         string
+		right, wrong func(a args) error
+		registered   func(rank int) bool
+		sentinel     error
+		parts        []string
+	}{
+		{"count", func(a args) error { return sum(a, 1024) }, func(a args) error { return sum(a, 2048) }, nil, nccl.ErrMismatch,
+			[]string{"all-reduce of 2048 float32", "all-reduce of 1024 float32"}},
+		{"large count", func(a args) error { return sum(a, n) }, func(a args) error { return sum(a, n/2) }, nil, nccl.ErrMismatch, []string{"rank 1"}},
+		{"reduction", func(a args) error { return sum(a, n) }, func(a args) error {
+			return nccl.AllReduce(a.w.comm, a.send, a.recv, nccl.Max, a.w.stream)
+		}, nil, nccl.ErrMismatch, []string{"float32, max", "float32, sum"}},
+		{"type", func(a args) error { return sum(a, 1024) }, func(a args) error {
+			send, _ := cuda.SliceOf[float64](a.send.Memory(), 0, 1024)
+			recv, _ := cuda.SliceOf[float64](a.recv.Memory(), 0, 1024)
+			return nccl.AllReduce(a.w.comm, send, recv, nccl.Sum, a.w.stream)
+		}, nil, nccl.ErrMismatch, []string{"float64", "float32"}},
+		{"operation", func(a args) error { return sum(a, 1024) }, func(a args) error {
+			return nccl.AllGather(a.w.comm, a.send.Slice(0, 1024), a.recv.Slice(0, 2048), a.w.stream)
+		}, nil, nccl.ErrMismatch, []string{"all-gather", "all-reduce"}},
+		{"root", func(a args) error { return nccl.Broadcast(a.w.comm, a.send, a.recv, 0, a.w.stream) },
+			func(a args) error { return nccl.Broadcast(a.w.comm, a.send, a.recv, 1, a.w.stream) }, nil, nccl.ErrMismatch,
+			[]string{"from rank 1", "from rank 0"}},
+		{"order", func(a args) error {
+			return errors.Join(sum(a, n), nccl.Broadcast(a.w.comm, a.send, a.recv, 0, a.w.stream))
+		}, func(a args) error {
+			return errors.Join(nccl.Broadcast(a.w.comm, a.send, a.recv, 0, a.w.stream), sum(a, n))
+		}, nil, nccl.ErrMismatch, []string{"broadcast", "all-reduce"}},
+		{"registered on one", func(a args) error { return sum(a, n) }, func(a args) error { return sum(a, n) },
+			func(r int) bool { return r == 0 }, nccl.ErrMixed, []string{"rank 0", "in registered buffers", "rank 1"}},
+		{"closed before", func(a args) error { return errors.Join(sum(a, n), sum(a, n)) },
+			func(a args) error { return errors.Join(sum(a, n), a.w.stream.Synchronize(a.w.ctx), a.w.comm.Close()) }, nil, nccl.ErrClosed,
+			[]string{"rank 1 closed communicator"}},
+		{"aborted", func(a args) error { return sum(a, n) },
+			func(a args) error { return a.w.comm.Abort(errors.New("out of patience")) }, nil, nccl.ErrAborted, []string{"rank 1", "out of patience"}},
+	}
+	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) (err error) {
+		dev, err := device(job)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, dev.Close()) }()
+		for _, tc := range cases {
+			err := afresh(ctx, job, dev, tc.name, nil, func(w *world) (err error) {
+				b, done, err := openBuffers(w, 4*n, tc.registered != nil && tc.registered(job.Rank()))
+				defer done()
+				if err != nil {
+					return err
+				}
+				a := args{w: w}
+				a.send, _ = cuda.SliceOf[float32](b.send, 0, n)
+				a.recv, _ = cuda.SliceOf[float32](b.recv, 0, n)
+				if err := job.Barrier(ctx); err != nil {
+					return err
+				}
+				if job.Rank() == 1 {
+					err = tc.wrong(a)
+				} else {
+					err = tc.right(a)
+				}
+				if job.Rank() == 1 && (tc.name == "closed before" || tc.name == "aborted") {
+					return err
+				}
+				return ends(ctx, w, err, tc.sentinel, tc.parts...)
+			})
+			if err != nil {
+				return err
+			}
+			if err := afresh(ctx, job, dev, tc.name+", afterwards", nil, works); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil)
+}
+
+// What members do differently in a capture is told before the library sees it, and the communicator works on.
+func TestLibraryCapturedMismatch(t *testing.T) {
+	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
+		return withDevice(ctx, job, nil, func(w *world) error {
+			b, done, err := openBuffers(w, 16<<20, false)
+			defer done()
+			if err != nil {
+				return err
+			}
+			private, err := cuda.Malloc[float32](w.dev, 4<<20)
+			if err != nil {
+				return err
+			}
+			defer private.Free()
+			send, _ := cuda.SliceOf[float32](b.send, 0, 4<<20)
+			recv, _ := cuda.SliceOf[float32](b.recv, 0, 4<<20)
+			odd := job.Rank() == 1
+			cases := []struct {
+				name     string
+				call     func(s *cuda.Stream) error
+				sentinel error
+				parts    []string
+			}{
+				{"count", func(s *cuda.Stream) error {
+					k := send.Len()
+					if odd {
+						k /= 2
+					}
+					return nccl.AllReduce(w.comm, send.Slice(0, k), recv.Slice(0, k), nccl.Sum, s)
+				}, nccl.ErrMismatch, []string{"rank 1"}},
+				{"kind of memory", func(s *cuda.Stream) error {
+					from := send
+					if odd {
+						from = private.All()
+					}
+					return nccl.AllReduce(w.comm, from, recv, nccl.Sum, s)
+				}, nccl.ErrMixed, []string{"rank 1", "private memory"}},
+				{"error on one", func(s *cuda.Stream) error {
+					if odd {
+						return errors.New("no data")
+					}
+					return nccl.AllReduce(w.comm, send, recv, nccl.Sum, s)
+				}, nil, []string{"no data"}},
+				{"allocation inside", func(s *cuda.Stream) error {
+					if odd {
+						if m, err := cuda.Malloc[float32](w.dev, 1024); err == nil {
+							m.Free()
+							return errors.New("allocated in a capture")
+						}
+					}
+					return nccl.AllReduce(w.comm, send, recv, nccl.Sum, s)
+				}, nil, []string{"capturing"}},
+			}
+			for _, tc := range cases {
+				g, err := graphs.Capture(ctx, w.stream, tc.call, graphs.Comms(w.comm))
+				if err == nil {
+					g.Close()
+				}
+				if err := wantErr(err, tc.sentinel, tc.parts...); err != nil {
+					return fmt.Errorf("%s: %w", tc.name, err)
+				}
+				if err := works(w); err != nil {
+					return fmt.Errorf("after %s: %w", tc.name, err)
+				}
+			}
+			return released(w)
+		})
+	}, nil)
+}
+
+// A graph that lives refuses Close and the free of its memory; replays go on; after its Close both work.
+func TestLibraryLiveGraph(t *testing.T) {
+	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
+		return withDevice(ctx, job, nil, func(w *world) error {
+			b, _, err := openBuffers(w, 16<<20, false)
+			if err != nil {
+				return err
+			}
+			s := spec{op: nccl.OpAllReduce, count: 1 << 20}
+			ty := libTypes[libF32]
+			g, err := graphs.Capture(ctx, w.stream, func(*cuda.Stream) error { return ty.call(w, b, s) }, graphs.Comms(w.comm))
+			if err != nil {
+				return err
+			}
+			if err := wantErr(w.comm.Close(), nil, "graph captured at lib_faults_test.go"); err != nil {
+				return err
+			}
+			var held *cuda.HeldError
+			if err := b.send.Free(); !errors.As(err, &held) {
+				return fmt.Errorf("free of a live graph's memory: %v", err)
+			}
+			if err := errors.Join(ty.write(w, b, s), g.Launch(w.stream), ty.verify(w, b, s)); err != nil {
+				return err
+			}
+			// Close and free with a replay in flight: nothing is given back before it has ended.
+			if err := errors.Join(g.Launch(w.stream), g.Close(), b.send.Free(), b.recv.Free(), w.stream.Synchronize(ctx)); err != nil {
+				return err
+			}
+			if err := released(w); err != nil {
+				return err
+			}
+			return works(w)
+		})
+	}, nil)
+}
+
+// A rank is killed: the other has an error that names it within 3 s, in eager calls and in replays, and gives everything back.
+func TestLibraryDeath(t *testing.T) {
+	for _, how := range []string{"eager", "replay", "capture"} {
+		t.Run(how, func(t *testing.T) {
+			onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
+				return withDevice(ctx, job, nil, func(w *world) error {
+					b, done, err := openBuffers(w, 8<<20, false)
+					defer done()
+					if err != nil {
+						return err
+					}
+					s := spec{op: nccl.OpAllReduce, count: 1 << 20}
+					ty := libTypes[libF32]
+					call := func() error { return ty.call(w, b, s) }
+					capture := func() (*graphs.Graph, error) {
+						return graphs.Capture(ctx, w.stream, func(*cuda.Stream) error { return ty.call(w, b, s) }, graphs.Comms(w.comm))
+					}
+					if how == "replay" {
+						g, err := capture()
+						if err != nil {
+							return err
+						}
+						defer g.Close()
+						call = func() error { return g.Launch(w.stream) }
+					}
+					if how == "capture" {
+						call = func() error {
+							g, err := capture()
+							if err == nil {
+								err = g.Close()
+							}
+							return err
+						}
+					}
+					for i := range 1000 {
+						if job.Rank() == 1 && i == 20 {
+							syscall.Kill(os.Getpid(), syscall.SIGKILL)
+							select {}
+						}
+						start := time.Now()
+						err := outcome(ctx, w.stream, call())
+						if took := time.Since(start); took > 3*time.Second {
+							return fmt.Errorf("call %d took %v: %v", i, took, err)
+						}
+						if err == nil {
+							continue
+						}
+						if i < 19 {
+							return err
+						}
+						return wantErr(err, nccl.ErrRank, "rank 1")
+					}
+					return errors.New("no error")
+				})
+			}, func(t *testing.T, results []ranktest.Result) {
+				if r := results[0]; r.Code != 0 {
+					t.Errorf("%v\n%s", r, r.Err)
+				}
+				if r := results[1]; r.Signal != "SIGKILL" {
+					t.Errorf("%v", r)
+				}
+			})
+		})
+	}
+}
+
+// What Init refuses, on all ranks alike.
+func TestLibraryInitRefuses(t *testing.T) {
+	all := func(parts ...string) func(*testing.T, []ranktest.Result) {
+		return func(t *testing.T, results []ranktest.Result) {
+			t.Helper()
+			for _, r := range results {
+				for _, p := range parts {
+					if !strings.Contains(r.Err, p) {
+						t.Errorf("rank %d: error %q has no %q", r.Rank, r.Err, p)
+					}
+				}
+			}
+		}
+	}
+	open := func(ctx context.Context, job *bootstrap.Job, token string, cfg *nccl.Config) error {
+		dev, err := cuda.Open(token)
+		if err != nil {
+			return err
+		}
+		c, err := nccl.InitConfig(ctx, job, dev, cfg)
+		if err == nil {
+			err = errors.Join(errors.New("no error"), c.Close())
+		}
+		return errors.Join(err, dev.Close())
+	}
+	own := func(job *bootstrap.Job) string { return fmt.Sprint(job.LocalRank()) }
+	cases := []struct {
+		name string
+		env  []string
+		f    func(ctx context.Context, job *bootstrap.Job) error
+		want func(*testing.T, []ranktest.Result)
+	}{
+		{"one GPU for both", nil, func(ctx context.Context, job *bootstrap.Job) error { return open(ctx, job, "0", nil) }, all("ranks 0 and 1 both have GPU-")},
+		{"host and GPU", nil, func(ctx context.Context, job *bootstrap.Job) error {
+			token := "0"
+			if job.Rank() == 1 {
+				token = "host"
+			}
+			return open(ctx, job, token, nil)
+		}, all("rank 1 has a host device, rank 0 a CUDA device")},
+		{"other settings", nil, func(ctx context.Context, job *bootstrap.Job) error {
+			if job.Rank() == 1 {
+				os.Setenv("NCCL_GRAPH_REGISTER", "0")
+			}
+			return open(ctx, job, own(job), nil)
+		}, all("rank 1 has NCCL_GRAPH_REGISTER=0, rank 0 NCCL_GRAPH_REGISTER unset")},
+		{"refused setting", []string{"NCCL_COMM_ID=127.0.0.1:5000"}, func(ctx context.Context, job *bootstrap.Job) error { return open(ctx, job, own(job), nil) },
+			all("NCCL_COMM_ID", "every unique id becomes the same one")},
+		{"no library", []string{"GORUN_NCCL_LIB=/nowhere/libnccl.so.2"}, func(ctx context.Context, job *bootstrap.Job) error { return open(ctx, job, own(job), nil) },
+			all("/nowhere/libnccl.so.2")},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			onLibrary(t, tc.f, tc.want, tc.env...)
+		})
+	}
+	// Rank 1 is there, but makes no communicator.
+	late := func(ctx context.Context, job *bootstrap.Job) error {
+		var err error
+		if job.Rank() == 0 {
+			err = open(ctx, job, own(job), &nccl.Config{Timeout: time.Second})
+		}
+		return errors.Join(err, job.Barrier(ctx))
+	}
+	// Both are in the library, which does not bring them together.
+	lost := func(ctx context.Context, job *bootstrap.Job) error {
+		return open(ctx, job, own(job), &nccl.Config{Timeout: time.Second})
+	}
+	want := func(ranks ...int) func(*testing.T, []ranktest.Result) {
+		return func(t *testing.T, results []ranktest.Result) {
+			for _, r := range ranks {
+				if got := results[r]; !strings.Contains(got.Err, fmt.Sprint("rank ", 1-r)) || !strings.Contains(got.Err, "deadline") {
+					t.Errorf("rank %d: error %q", r, got.Err)
+				}
+			}
+		}
+	}
+	t.Run("a rank does not come", func(t *testing.T) { onLibrary(t, late, want(0)) })
+	t.Run("the library hangs", func(t *testing.T) {
+		want(0, 1)(t, ranktest.RunProcesses(t, 2, lost, append(fakeLibraries(t), "FAKE_NCCL=lost")...))
+	})
+	t.Run("no unique id", func(t *testing.T) {
+		all("no address for the root")(t, ranktest.RunProcesses(t, 2, lost, append(fakeLibraries(t), "FAKE_NCCL=no-id")...))
+	})
+}
