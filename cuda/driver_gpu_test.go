@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"reflect"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gorun-dev/gorun/cuda/dl/dltest"
+	"github.com/gorun-dev/gorun/cuda/internal/cusys"
 )
 
 // The tests of this file run on a real GPU where there is one, and on the driver library of testdata, which TestFakeDriver builds, in a
@@ -51,41 +53,83 @@ func openGPU(t testing.TB) *Device {
 			return
 		}
 		if onFake() {
-			live := drivers.open[CUDA].Library().Lookup("fake_live")
+			live := drivers.open[d.Platform()].Library().Lookup("fake_live")
 			eventually(t, "everything given back to the driver", func() bool { return live.Call() == 0 })
 		}
 	})
 	return d
 }
 
-// TestFakeDriver runs this file's tests on a driver library that works without a GPU.
+// TestFakeDriver runs this file's tests, and those of what is the same on both platforms, on driver libraries that work without a GPU.
 func TestFakeDriver(t *testing.T) {
 	if onFake() {
 		t.Skip("runs on it already")
 	}
 	self, err := os.Executable()
 	check(t, err)
+	const all = "^Test(GPU|Holds$|AllocErrors|DeviceClose|Copies|Fill)"
 	for _, c := range []struct {
-		name string
-		env  []string
-	}{{"plain", nil}, {"fabric handles are refused", []string{"FAKE_FABRIC=1"}}} {
+		name   string
+		vendor *cusys.Vendor
+		env    string
+		run    string
+		least  int
+	}{
+		{"CUDA", cusys.CUDA, "FAKE_DEVICES=2", all, 25},
+		{"CUDA, fabric handles are refused", cusys.CUDA, "FAKE_FABRIC=1", "^TestGPU(Memory|Qualifies)", 2},
+		{"MUSA", cusys.MUSA, "FAKE_DEVICES=2", all, 23},
+		{"HIP", cusys.HIP, "FAKE_DEVICES=1", all, 23},
+	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
-			cmd := exec.CommandContext(ctx, self, "-test.run=^Test(GPU|Holds$|AllocErrors|DeviceClose|Copies|Fill)", "-test.v", "-test.timeout=100s")
-			cmd.Env = append(os.Environ(), fakeVariable+"=1", "GORUN_DEVICE=", "CUDA_VISIBLE_DEVICES=",
-				"GORUN_CUDA_LIB="+dltest.Build(t, "testdata/driver.c", "libcuda.so.1", "-pthread"),
-				"GORUN_NVRTC_LIB="+dltest.Build(t, "testdata/rtc.c", "libnvrtc.so.12"))
-			cmd.Env = append(cmd.Env, c.env...)
+			cmd := exec.CommandContext(ctx, self, "-test.run="+c.run, "-test.v", "-test.timeout=100s")
+			cmd.Env = append(os.Environ(), fakeVariable+"=1", "GORUN_DEVICE=", c.env,
+				c.vendor.Driver.Env+"="+buildFake(t, c.vendor, "testdata/driver.c", c.vendor.Driver.Sonames[0]),
+				c.vendor.Compiler.Env+"="+buildFake(t, c.vendor, "testdata/rtc.c", c.vendor.Compiler.Sonames[0]))
 			out, err := cmd.CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			if n := strings.Count(string(out), "--- PASS: TestGPU"); n < 20 {
+			if n := strings.Count(string(out), "\n--- PASS: Test"); n < c.least {
 				t.Errorf("only %d tests ran:\n%s", n, out)
 			}
 		})
 	}
+}
+
+// buildFake compiles a library of testdata, which is written with CUDA's names, with a vendor's.
+func buildFake(t testing.TB, v *cusys.Vendor, source, soname string) string {
+	t.Helper()
+	text, err := os.ReadFile(source)
+	check(t, err)
+	args := []string{"-pthread", "-D" + v.Name}
+	for _, m := range regexp.MustCompile(`\b(cu|nvrtc)([A-Z]\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+		library, name := m[1], m[2]
+		switch {
+		case v == cusys.MUSA && library == "cu":
+			library = "mu"
+		case v == cusys.MUSA:
+			library = "mtrtc"
+		case v == cusys.HIP && library == "cu":
+			library, name = "hip", strings.TrimSuffix(name, "_v2")
+			if other, ok := hipNames[name]; ok {
+				name = other
+			}
+		case v == cusys.HIP:
+			library, name = "hiprtc", strings.Replace(name, "PTX", "Code", 1)
+		}
+		args = append(args, fmt.Sprintf("-D%s%s=%s%s", m[1], m[2], library, name))
+	}
+	return dltest.Build(t, source, soname, args...)
+}
+
+// hipNames are AMD's names that are not CUDA's with another prefix.
+var hipNames = map[string]string{
+	"DeviceGetCount": "GetDeviceCount", "CtxSynchronize": "DeviceSynchronize", "MemAlloc": "Malloc", "MemFree": "Free", "MemAllocHost": "HostMalloc",
+	"MemFreeHost": "HostFree", "PointerGetAttributes": "DrvPointerGetAttributes", "StreamCreate": "StreamCreateWithFlags",
+	"EventCreate": "EventCreateWithFlags", "LaunchKernel": "ModuleLaunchKernel",
 }
 
 // fetch reads device memory.

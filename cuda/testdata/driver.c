@@ -1,6 +1,7 @@
 /* A driver library that works, without a GPU: memory is the machine's, each stream is a thread, graphs are lists of what was captured.
  * It is as strict as the real one where package cuda depends on it: calls need a current context on their thread, captures forbid and are
- * invalidated, a touch of freed memory loses the context for good (700). FAKE_DEVICES and FAKE_FABRIC say what the machine has. */
+ * invalidated, a touch of freed memory loses the context for good (700). FAKE_DEVICES and FAKE_FABRIC say what the machine has.
+ * The test compiles it for each vendor, with the names changed; HIP says what AMD does otherwise. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -245,16 +246,21 @@ static int emit(struct stream *s, struct op op) {
 static int devices(void) { const char *v = getenv("FAKE_DEVICES"); return v ? atoi(v) : 2; }
 
 API int cuInit(u32 flags) { started = 1; return flags != 0; }
-API int cuDriverGetVersion(int *v) { *v = 12080; return 0; }
+#ifdef HIP
+enum { VERSION = 70200000, CC_MAJOR = 23, CC_MINOR = 61, PROCESSORS = 63, VIRTUAL = 89 };
+#else
+enum { VERSION = 12080, CC_MAJOR = 75, CC_MINOR = 76, PROCESSORS = 16, VIRTUAL = 102 };
+#endif
+API int cuDriverGetVersion(int *v) { *v = VERSION; return 0; }
 API int cuDeviceGetCount(int *n) { *n = devices(); return started ? 0 : 3; }
 API int cuDeviceGet(int *d, int i) { *d = i; return i < devices() ? 0 : 101; }
 API int cuDeviceGetAttribute(int *v, int a, int dev) {
 	(void)dev;
 	switch (a) {
-	case 16: *v = 7; break;
-	case 75: *v = 9; break;
-	case 76: *v = 0; break;
-	case 102: case 103: case 110: *v = 1; break;
+	case PROCESSORS: *v = 7; break;
+	case CC_MAJOR: *v = 9; break;
+	case CC_MINOR: *v = 0; break;
+	case VIRTUAL: case 103: case 110: *v = 1; break;
 	case 128: *v = getenv("FAKE_FABRIC") != 0; break;
 	default: *v = 0;
 	}
@@ -269,12 +275,17 @@ API int cuDeviceGetName(char *b, int n, int dev) { snprintf(b, n, "Fake %d", dev
 API int cuDeviceTotalMem_v2(size_t *n, int dev) { (void)dev; *n = 1ull << 34; return 0; }
 API int cuDeviceGetPCIBusId(char *b, int n, int dev) { snprintf(b, n, "0000:%02x:00.0", dev + 1); return 0; }
 API int cuDeviceCanAccessPeer(int *v, int a, int b) { *v = a != b; return 0; }
+#ifdef HIP
+API int hipSetDevice(int dev) { current = dev + 1; return sticky; }
+API int hipGetDevice(int *d) { *d = current - 1; return current ? 0 : 201; }
+#else
 API int cuDevicePrimaryCtxRetain(uintptr_t *c, int dev) { lock(); contexts++; *c = dev + 1; return unlock(0); }
 API int cuDevicePrimaryCtxRelease_v2(int dev) { (void)dev; lock(); contexts--; return unlock(0); }
 API int cuDevicePrimaryCtxGetState(int dev, u32 *flags, int *active) { (void)dev; *flags = 0; *active = contexts > 0; return 0; }
 API int cuCtxSetCurrent(uintptr_t c) { current = (int)c; return sticky; }
 API int cuCtxGetCurrent(uintptr_t *c) { *c = current; return 0; }
 API int cuCtxGetDevice(int *d) { *d = current - 1; return current ? 0 : 201; }
+#endif
 API int cuCtxSynchronize(void) { return 801; }
 
 API int cuMemAlloc_v2(u64 *p, size_t n) {
@@ -300,7 +311,14 @@ API int cuMemFree_v2(u64 p) {
 	return unlock(0);
 }
 API int cuMemGetInfo_v2(size_t *f, size_t *t) { NEED; *t = 1ull << 34; *f = *t - used; return unlock(0); }
-API int cuMemAllocHost_v2(void **p, size_t n) { SAFE; *p = calloc(1, n); add((u64)(uintptr_t)*p, n, HOST); return unlock(0); }
+#ifdef HIP
+#define HOST_FLAGS , u32 flags
+#define NO_FLAGS if (flags) return 1
+#else
+#define HOST_FLAGS
+#define NO_FLAGS
+#endif
+API int cuMemAllocHost_v2(void **p, size_t n HOST_FLAGS) { NO_FLAGS; SAFE; *p = calloc(1, n); add((u64)(uintptr_t)*p, n, HOST); return unlock(0); }
 API int cuMemFreeHost(void *p) {
 	SAFE;
 	struct mem *m = find((u64)(uintptr_t)p);
@@ -617,14 +635,19 @@ API int cuLaunchKernel(const char *f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u3
 	return unlock(emit(s, (struct op){.kind = SCALE, .dst = (u64)(uintptr_t)a->x, .count = n, .factor = a->a}));
 }
 
-API int cuGetErrorName(int rc, const char **s) {
-	*s = rc == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : rc == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : rc == 900 ? "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" : 0;
-	return *s ? 0 : 1;
+static const char *error_name(int rc) {
+	return rc == 2 ? "ERROR_OUT_OF_MEMORY" : rc == 700 ? "ERROR_ILLEGAL_ADDRESS" : rc == 900 ? "ERROR_STREAM_CAPTURE_UNSUPPORTED" : 0;
 }
-API int cuGetErrorString(int rc, const char **s) {
-	*s = rc == 2 ? "out of memory" : rc == 700 ? "an illegal memory access was encountered" : rc == 900 ? "operation not permitted when stream is capturing" : 0;
-	return *s ? 0 : 1;
+static const char *error_text(int rc) {
+	return rc == 2 ? "out of memory" : rc == 700 ? "an illegal memory access was encountered" : rc == 900 ? "operation not permitted when stream is capturing" : 0;
 }
+#ifdef HIP
+API const char *hipGetErrorName(int rc) { return error_name(rc); }
+API const char *hipGetErrorString(int rc) { return error_text(rc); }
+#else
+API int cuGetErrorName(int rc, const char **s) { *s = error_name(rc); return *s ? 0 : 1; }
+API int cuGetErrorString(int rc, const char **s) { *s = error_text(rc); return *s ? 0 : 1; }
+#endif
 
 /* For the tests: what was not given back. A stream goes with its thread. */
 API int fake_live(void) { lock(); return unlock(live + graphs_live + contexts); }
