@@ -1,5 +1,6 @@
-// Package cuda gives a rank its device: memory, streams, events, kernels and graphs, for one device a rank. Where
-// the machine has no GPU the device is the host platform, pure Go with the same semantics, so that one program runs on both.
+// Package cuda gives a rank its device: memory, streams, events, kernels and graphs, for one device a rank. The device is a GPU by
+// its vendor's driver library (CUDA, MUSA or HIP), opened at run time without cgo. Where the machine has no GPU the device is the host
+// platform, pure Go with the same semantics, so that one program runs on both.
 //
 //	dev, err := cuda.Open("")                // the machine's GPU, or the host platform where it has none
 //	x, err := cuda.Malloc[float32](dev, 1<<20)
@@ -36,6 +37,26 @@
 // it. Closing the stream is the way on. A fault (memory used after it was freed: ErrIllegalAddress), a panic in a kernel or host function, and Device.Fail
 // are failures of the device: every operation of it returns the error from then on, as after CUDA's error 700; only closing and freeing still work.
 // A capture is spoilt by a forbidden call (ErrCaptureUnsafe at the call), and EndCapture says so (ErrCaptureInvalidated).
+//
+// # GPUs
+//
+// Calls may come from any goroutine here too: each makes the device's primary context current on its thread first. A library that calls the driver, or
+// something above it, itself uses Device.Bind. No wait blocks in the driver: it asks, and so ends with its context, with the failure of a
+// communicator (Stream.Watch), or with the device's. Only Memory.Free may wait in the driver for work under way.
+//
+// Copies to and from Go slices go through pinned memory. CopyToDevice has taken the slice's contents when it returns. What CopyToHost brings is in the slice after the
+// wait that finds the copy done: Synchronize or a Query that is true, of the stream, of an event recorded behind the copy, or of a stream that waited for that event; and in a
+// host function enqueued behind it. In a capture both read and write the Go slice at every launch, as on the host. Pinned memory stays with the device until
+// Close, as much as was ever in use at once.
+//
+// Host functions of a device run one after the other, on a thread of the driver's; a slow one holds the others up. Release callbacks run on a goroutine of
+// the device, mostly within a millisecond after the last Destroy. Shareable memory has the size, alignment and handle types that communication libraries ask for
+// (Range.Qualifies), other memory is the driver's plain kind.
+//
+// A context that is lost (error 700 and its like) is lost for the process: end it. The addresses of freed shareable memory stay reserved, up to 1 TiB.
+//
+// The driver library is looked for where the system has it, and in the places of GORUN_CUDA_LIB, GORUN_MUSA_LIB or GORUN_HIP_LIB if that is set; kernels need the
+// run-time compiler (NVRTC, MTRTC, HIPRTC) beside it. Of the vendors only CUDA has been run on hardware. The build tag nogpu leaves all of it out.
 //
 // # The host platform
 //

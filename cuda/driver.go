@@ -30,8 +30,7 @@ type driverDevice struct {
 	id       cusys.Device
 	ctx      cusys.Context
 	about    Info
-	peers    []cusys.Device // that can use this device's memory
-	settings []dl.Finding   // that break graphs
+	settings []dl.Finding // that break graphs
 	closed   atomic.Bool
 
 	aux    cusys.Stream // for zeroing memory

@@ -88,13 +88,7 @@ func (s *driverStream) usable(op string) error {
 	return nil
 }
 
-// enqueue makes driver calls in order, with the device bound. A capture that they fail in remembers the first failure as its cause.
-func (s *driverStream) enqueue(op string, calls func() error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.enqueueLocked(op, calls)
-}
-
+// enqueueLocked makes driver calls with the device bound; mu, which keeps the order, is held. A capture that they fail in remembers the first failure as its cause.
 func (s *driverStream) enqueueLocked(op string, calls func() error) error {
 	if err := s.usable(op); err != nil {
 		return err
@@ -477,7 +471,7 @@ func (s *driverStream) copy(dst, src unsafe.Pointer, n uint64) error {
 	})
 }
 
-// enqueueNode is enqueue for what a capture records.
+// enqueueNode enqueues what a capture records.
 func (s *driverStream) enqueueNode(op string, calls func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

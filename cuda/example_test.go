@@ -33,6 +33,11 @@ func ExampleKernel() {
 	}
 	scale, err := cuda.NewKernel(dev, cuda.KernelSpec[args]{
 		Name: "scale",
+		CUDA: `extern "C" __global__ void scale(scale_args a, long long n) {
+			long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+			if (i < n)
+				a.X[i] *= a.A;
+		}`,
 		Host: func(g cuda.Grid, lo, hi int, a args) {
 			x := a.X.Host()
 			for i := lo; i < hi; i++ {

@@ -66,14 +66,15 @@ func (c *Capture) State() CaptureState { return c.raw.state() }
 func (c *Capture) Invalidate(cause error) { c.raw.invalidate(cause) }
 
 // After makes the next node that stream s records depend on the last node recorded by an earlier stream under the same key, so that the
-// library's calls (one communicator's) are in order whatever their streams. Call before and Mark after recording. For libraries.
+// library's calls (one communicator's) are in order whatever their streams. Call before and Mark after recording. For libraries. On a GPU they do nothing:
+// NCCL orders its own.
 func (c *Capture) After(s *Stream, key any) { c.raw.after(s.raw, key) }
 
 // Mark: see After. key must be comparable.
 func (c *Capture) Mark(s *Stream, key any) { c.raw.mark(s.raw, key) }
 
 // BeginCapture starts a capture on the stream; the calling goroutine must be locked to its thread, EndCapture comes from the same one
-// (in relaxed mode from any). What is enqueued already is not part of it and goes on.
+// (in relaxed mode from any). What is enqueued already is not part of it and goes on. On a GPU a setting under which graphs hang (CUDA_LAUNCH_BLOCKING=1) is an error.
 func (s *Stream) BeginCapture(mode CaptureMode) error {
 	if mode > CaptureRelaxed {
 		return &Error{Op: "begin capture", Err: fmt.Errorf("unknown %s", mode)}
@@ -82,7 +83,7 @@ func (s *Stream) BeginCapture(mode CaptureMode) error {
 }
 
 // EndCapture ends it, always: after it the stream is usable. Without a graph it returns ErrCaptureInvalidated, with the cause,
-// ErrCaptureUnjoined, or ErrCaptureUnsafe from another thread. Only the stream that began a capture ends it: on one that joined it is forbidden, and invalidates.
+// ErrCaptureUnjoined, or ErrCaptureUnsafe from another thread (where a GPU cannot end it: call it again on its own). Only the stream that began a capture ends it: on one that joined it is forbidden, and invalidates.
 func (s *Stream) EndCapture() (*Graph, error) {
 	raw, err := s.raw.endCapture()
 	if err != nil {
@@ -100,7 +101,7 @@ func (s *Stream) Capture() *Capture { return s.raw.capture() }
 
 // Graph is a recorded template. It owns no memory. Its release callbacks run once when the template, every GraphExec and every launch
 // in flight are gone, in order of attachment, with no lock held: inside the Destroy that was last, or on a goroutine of the device
-// when a launch outlived it.
+// when a launch outlived it, and always on a GPU, soon after.
 type Graph struct {
 	dev *Device
 	id  uint64

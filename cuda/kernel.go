@@ -17,6 +17,13 @@ type Grid struct {
 // KernelSpec is a kernel as source: CUDA C++ for GPUs, a Go function for the host. A is one struct of arguments for both.
 type KernelSpec[A any] struct {
 	Name string
+	// CUDA is compiled when the kernel is loaded, for the device, once a process, or is PTX already. It defines
+	//
+	//	extern "C" __global__ void NAME(NAME_args a, long long n)
+	//
+	// where n is Grid.N: threads with blockIdx.x*blockDim.x+threadIdx.x >= n have nothing to do. The struct NAME_args is made from A: its fields in order by their
+	// names, bool and numbers as their equals in C (int and uint have 64 bits), a Slice[T] as struct{ T *ptr; long long n; } that can be indexed,
+	// arrays and structs of these. Float16, BFloat16 and the 8-bit floats are their bits: unsigned short, unsigned char. Nothing else can be a field.
 	CUDA string
 	// Host does items lo to hi-1; the host platform calls it from several goroutines with disjoint parts, of sizes that it chooses itself.
 	// It may not wait for anything.

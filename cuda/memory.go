@@ -27,7 +27,7 @@ func (k AllocKind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Memory is an allocation on a device, page aligned. It has an owner who frees it, and holders (registrations, graphs)
+// Memory is an allocation on a device, aligned to a page on the host platform, to 256 bytes at least on a GPU. It has an owner who frees it, and holders (registrations, graphs)
 // that keep it until they let go.
 type Memory struct {
 	dev  *Device
@@ -89,8 +89,8 @@ func (m *Memory) Freed() bool { return m.freed.Load() }
 // String is "4096-byte allocation 7".
 func (m *Memory) String() string { return fmt.Sprintf("%d-byte allocation %d", m.size, m.id) }
 
-// Free gives the memory back. It waits for no stream: work that still uses the memory gets ErrIllegalAddress, the sticky device
-// error. While a registration or a dead-but-unreleased graph holds it the free is carried out when the
+// Free gives the memory back. It waits for no stream (a GPU's driver may): work that still uses the memory gets ErrIllegalAddress, the sticky device
+// error; work that would use it is refused with ErrIllegalAddress on a GPU. While a registration or a dead-but-unreleased graph holds it the free is carried out when the
 // last hold goes (nil is returned, the owner is done). While a live graph holds it (Hold with live true): *HeldError that names it,
 // and nothing is freed. Freeing twice is an error. Like Alloc it is refused while the calling thread captures.
 func (m *Memory) Free() error {
@@ -218,7 +218,7 @@ func (m *Memory) OnFree(fn func()) {
 	m.mu.Unlock()
 }
 
-// Share describes Shareable host memory for another rank of this machine: a descriptor (owned by the
+// Share describes Shareable memory of the host platform for another rank of this machine: a descriptor (owned by the
 // memory, valid until it is given back), or under the race detector a heap slice for ranks of the same process. For libraries.
 func (m *Memory) Share() (SharedMemory, error) {
 	const op = "share"

@@ -35,7 +35,7 @@ func (d *Device) NewStream() (*Stream, error) {
 // Device is the stream's.
 func (s *Stream) Device() *Device { return s.dev }
 
-// Handle is the raw stream of a GPU platform; on the host platform a number that names the stream.
+// Handle is the driver's stream on a GPU; on the host platform a number that names the stream.
 func (s *Stream) Handle() uintptr { return s.raw.handle() }
 
 // String is "stream 3".
@@ -82,7 +82,8 @@ type Waiter interface{ Waiting() string }
 // that had not been started in the launch.
 type Canceler interface{ Cancel(cause error) }
 
-// HostFunc enqueues fn (cuLaunchHostFunc). It runs on a goroutine of the device, so that a slow one stops only its own stream, and must not call package cuda.
+// HostFunc enqueues fn (cuLaunchHostFunc). It runs on a goroutine of the device and must not call package cuda. On the host platform a slow one
+// stops only its own stream, on a GPU the host functions of all streams.
 // A panic in it is the device's sticky error.
 func (s *Stream) HostFunc(fn func()) error {
 	if fn == nil {
