@@ -32,6 +32,7 @@ type driverDevice struct {
 	about    Info
 	settings []dl.Finding // that break graphs
 	closed   atomic.Bool
+	gone     atomic.Bool // the context is lost, with all that is in it
 
 	aux    cusys.Stream // for zeroing memory
 	auxMu  sync.Mutex   // guards the order of zeroing and its wait
@@ -236,7 +237,7 @@ func (g *driverDevice) mapShared(SharedMemory) (platformPeer, error) {
 // close gives all back. Streams, memory and graphs are gone by now. After a sticky error the context is lost and the driver takes it back with the process.
 func (g *driverDevice) close() error {
 	g.quiesce()
-	lost := g.dev.sticky.Load() != nil
+	hostCalls.forget(func(c *hostCall) bool { return c.g == g }) // of streams that failed before them
 	var errs []error
 	if err := g.bind(); err == nil {
 		errs = append(errs, g.pinned.close(), g.vmm.close(), g.unload(), g.drv.StreamDestroy(g.aux))
@@ -244,10 +245,7 @@ func (g *driverDevice) close() error {
 	}
 	g.closed.Store(true)
 	errs = append(errs, g.drv.PrimaryCtxRelease(g.id))
-	if lost {
-		return nil
-	}
-	return errors.Join(errs...)
+	return g.lost(errors.Join(errs...))
 }
 
 // quiesce waits for host functions and release callbacks. A callback whose graph is gone comes within a millisecond; one whose launch hangs never
@@ -303,6 +301,7 @@ func (g *driverDevice) translate(err error) error {
 		err = &driverError{e, is}
 	}
 	if e.Code.Sticky() {
+		g.gone.Store(true)
 		g.dev.Fail(&Error{Op: "device failed", Detail: g.String(), Err: err})
 	}
 	return err
@@ -310,7 +309,7 @@ func (g *driverDevice) translate(err error) error {
 
 // lost is for what gives something back: with the context lost there is nothing to give back.
 func (g *driverDevice) lost(err error) error {
-	if err != nil && g.dev.sticky.Load() != nil {
+	if g.gone.Load() {
 		return nil
 	}
 	return err

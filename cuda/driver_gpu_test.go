@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"reflect"
@@ -520,12 +521,15 @@ func TestGPUStreams(t *testing.T) {
 	check(t, other.Close())
 	wantError(t, other.Close(), ErrClosed)
 	wantError(t, other.HostFunc(func() {}), ErrClosed)
+	wantError(t, other.Synchronize(testContext(t)), ErrClosed)
+	_, err := other.Query()
+	wantError(t, err, ErrClosed)
 	gone := must(d.NewEvent())
 	check(t, gone.Close())
 	wantError(t, gone.Close(), ErrClosed)
 	wantError(t, s.Record(gone), ErrClosed)
 	wantError(t, s.Wait(gone), ErrClosed)
-	_, err := gone.Query()
+	_, err = gone.Query()
 	wantError(t, err, ErrClosed)
 }
 
@@ -1314,5 +1318,139 @@ func TestArgumentLayout(t *testing.T) {
 		if got != want {
 			t.Errorf("%s is %v, want %v", p.name, got, want)
 		}
+	}
+}
+
+// TestGPURandom runs random programs of several streams on the GPU and on the host platform, eager and captured, and wants the same memory from both.
+func TestGPURandom(t *testing.T) {
+	gpu, host := openGPU(t), newDevice(t)
+	for seed := range uint64(30) {
+		var got [2][][]int32
+		for i, d := range []*Device{gpu, host} {
+			got[i] = runRandom(t, d, seed)
+		}
+		if diff := cmp.Diff(got[0], got[1]); diff != "" {
+			t.Fatalf("seed %d (-GPU +host):\n%s", seed, diff)
+		}
+	}
+}
+
+// runRandom runs the program of a seed: rounds of work on three streams, which fork from the first and join it again. Each stream has
+// buffers of its own within a round, so that the result does not depend on time.
+func runRandom(t *testing.T, d *Device, seed uint64) (results [][]int32) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	ctx := testContext(t)
+	const nStreams, nBuffers, n = 3, 2, 300
+	var streams [nStreams]*Stream
+	var buffers [nStreams][nBuffers]*Buffer[int32]
+	for i := range streams {
+		streams[i] = must(d.NewStream())
+		for j := range buffers[i] {
+			buffers[i][j] = must(AllocBuffer[int32](d, n, []AllocKind{Private, Shareable}[j]))
+		}
+	}
+	fork, join := must(d.NewEvent()), must(d.NewEvent())
+	main := streams[0]
+	for range 8 {
+		in := make([]int32, n)
+		for i := range in {
+			in[i] = r.Int32()
+		}
+		out := make([]int32, n)
+		work := func() {
+			check(t, main.Record(fork))
+			for i, s := range streams {
+				if i > 0 {
+					check(t, s.Wait(fork))
+				}
+				for range 1 + r.IntN(4) {
+					a, b := buffers[i][r.IntN(nBuffers)], buffers[i][r.IntN(nBuffers)]
+					lo := r.IntN(n)
+					hi := lo + r.IntN(n-lo+1)
+					var err error
+					switch r.IntN(5) {
+					case 0:
+						err = Fill(a.Slice(lo, hi), r.Int32(), s)
+					case 1:
+						if a == b {
+							lo = hi
+						}
+						err = Copy(a.Slice(lo, hi), b.Slice(lo, hi), s)
+					case 2:
+						err = CopyToDevice(a.Slice(lo, hi), in[lo:hi], s)
+					case 3:
+						err = s.Memset(Range{Mem: a.Memory(), Off: uint64(lo), Len: uint64(hi - lo)}, byte(lo))
+					case 4:
+						half, err2 := SliceOf[int64](a.Memory(), uint64(lo&^1)*4, (hi-lo)/2)
+						err = errors.Join(err2, Fill(half, r.Int64(), s))
+					}
+					check(t, err)
+				}
+				if i > 0 {
+					check(t, s.Record(join))
+					check(t, main.Wait(join))
+				}
+			}
+			// What the others have made goes on to the first, and to Go.
+			check(t, Copy(buffers[0][0].All(), buffers[1+r.IntN(nStreams-1)][r.IntN(nBuffers)].All(), main))
+			check(t, CopyToHost(out, buffers[0][r.IntN(nBuffers)].All(), main))
+		}
+		if r.IntN(2) == 0 {
+			work()
+		} else {
+			g, err := captured(t, main, work)
+			check(t, err)
+			x := must(g.Instantiate())
+			check(t, g.Destroy())
+			for range 1 + r.IntN(3) {
+				check(t, x.Launch(main))
+			}
+			check(t, x.Destroy()) // the launches go on
+		}
+		check(t, main.Synchronize(ctx))
+		results = append(results, out)
+	}
+	for i, s := range streams {
+		check(t, s.Synchronize(ctx))
+		for _, b := range buffers[i] {
+			results = append(results, fetch(t, s, b.All()))
+			check(t, b.Free())
+		}
+		check(t, s.Close())
+	}
+	check(t, errors.Join(fork.Close(), join.Close()))
+	return results
+}
+
+// TestGPUHungClose closes a device whose last launch never ends: the wait for its release callback is bounded.
+func TestGPUHungClose(t *testing.T) {
+	if !onFake() {
+		t.Skip("a real device would wait for its work when its context is destroyed")
+	}
+	openGPU(t) // for its check at the end
+	d := must(Open("0"))
+	s := must(d.NewStream())
+	broken := errors.New("broken")
+	var failed atomic.Bool
+	s.Watch(func(bool) error {
+		if failed.Load() {
+			return broken
+		}
+		return nil
+	})
+	g, err := captured(t, s, func() { check(t, s.HostFunc(func() {})) })
+	check(t, err)
+	var released atomic.Bool
+	check(t, g.OnRelease(func() { released.Store(true) }))
+	x := must(g.Instantiate())
+	let := block(t, s)
+	check(t, x.Launch(s))
+	failed.Store(true)
+	wantError(t, s.Synchronize(testContext(t)), broken)
+	check(t, errors.Join(x.Destroy(), g.Destroy(), s.Close()))
+	time.AfterFunc(500*time.Millisecond, let)
+	check(t, d.Close()) // waits for the callback as long as that may take
+	if !released.Load() {
+		t.Error("the device was closed before its release callback")
 	}
 }

@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,13 @@ func (t *table[T]) take(n uint64) *T {
 	v := t.m[n]
 	delete(t.m, n)
 	return v
+}
+
+// forget drops those that which picks.
+func (t *table[T]) forget(which func(*T) bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.DeleteFunc(t.m, func(_ uint64, v *T) bool { return which(v) })
 }
 
 // hostCall is a host function that was enqueued, or captured.
@@ -187,6 +195,7 @@ type driverGraph struct {
 	calls  []uint64 // captured host functions
 	pieces []pinnedPiece
 
+	use       sync.RWMutex // the handle is in use; taken in between by who destroys it, never over the destruction
 	destroyed atomic.Bool
 
 	mu      sync.Mutex // guards what follows; no driver call is made under it
@@ -247,6 +256,8 @@ func (gr *driverGraph) onRelease(fn func()) error {
 	if fn == nil {
 		return &Error{Op: op, Err: errors.New("nil")}
 	}
+	gr.use.RLock()
+	defer gr.use.RUnlock()
 	if gr.destroyed.Load() {
 		return gr.closedError(op)
 	}
@@ -278,6 +289,8 @@ func (gr *driverGraph) onRelease(fn func()) error {
 
 func (gr *driverGraph) instantiate() (platformExec, error) {
 	const op = "instantiate"
+	gr.use.RLock()
+	defer gr.use.RUnlock()
 	if gr.destroyed.Load() {
 		return nil, gr.closedError(op)
 	}
@@ -304,6 +317,7 @@ func (gr *driverGraph) destroy() error {
 	if !gr.destroyed.CompareAndSwap(false, true) {
 		return gr.closedError(op)
 	}
+	unused(&gr.use)
 	return gr.giveUp(op, func() error { return gr.g.drv.GraphDestroy(gr.h) })
 }
 
@@ -318,12 +332,12 @@ func (gr *driverGraph) giveUp(op string, destroy func() error) error {
 	gr.mu.Lock()
 	gr.owners--
 	var orphans []uint64
-	if gr.owners == 0 && g.dev.sticky.Load() != nil {
+	if gr.owners == 0 && g.gone.Load() {
 		orphans = gr.release
 	}
 	gr.mu.Unlock()
 	for _, n := range orphans {
-		released(n) // the context is lost, and with it the driver's user objects
+		released(n) // the driver's user objects are lost with the context
 	}
 	g.releases.count(0, -1)
 	if err = g.lost(err); err != nil {
@@ -336,6 +350,7 @@ func (gr *driverGraph) giveUp(op string, destroy func() error) error {
 type driverExec struct {
 	of        *driverGraph
 	h         cusys.GraphExec
+	use       sync.RWMutex // as driverGraph's
 	destroyed atomic.Bool
 }
 
@@ -344,6 +359,8 @@ func (x *driverExec) launch(p platformStream) error {
 	s := p.(*driverStream)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	x.use.RLock()
+	defer x.use.RUnlock()
 	if x.destroyed.Load() {
 		return x.of.closedError(op)
 	}
@@ -375,5 +392,12 @@ func (x *driverExec) destroy() error {
 	if !x.destroyed.CompareAndSwap(false, true) {
 		return x.of.closedError(op)
 	}
+	unused(&x.use)
 	return x.of.giveUp(op, func() error { return x.of.g.drv.GraphExecDestroy(x.h) })
+}
+
+// unused waits until nobody uses a handle that was marked as destroyed before.
+func unused(use *sync.RWMutex) {
+	use.Lock()
+	use.Unlock() //lint:ignore SA2001 the wait is all
 }

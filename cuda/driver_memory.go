@@ -67,11 +67,8 @@ func (v *vmm) init(g *driverDevice) error {
 		v.prop.RDMA = 1
 	}
 	if err := v.probe(); err != nil {
-		if cusys.IsMissing(err) {
-			v.off = err
-			return nil
-		}
-		return err
+		v.off = err
+		return nil
 	}
 	v.access = []cusys.MemAccess{accessFor(g.id)}
 	n, err := d.DeviceCount()
@@ -131,6 +128,9 @@ type driverMemory struct {
 }
 
 func (g *driverDevice) alloc(bytes uint64, kind AllocKind, _ string) (platformMemory, error) {
+	if bytes > g.about.Memory {
+		return nil, fmt.Errorf("%w: the device has %d bytes", ErrOutOfMemory, g.about.Memory)
+	}
 	if err := g.bind(); err != nil {
 		return nil, err
 	}
@@ -175,9 +175,6 @@ func (v *vmm) alloc(bytes uint64) (cusys.DevicePtr, uint64, error) {
 	}
 	d := v.g.drv
 	n := (max(bytes, 1) + v.grain - 1) / v.grain * v.grain
-	if n < bytes || n > 1<<46 {
-		return 0, 0, ErrOutOfMemory
-	}
 	h, err := d.MemCreate(n, &v.prop)
 	if err != nil {
 		return 0, 0, err

@@ -25,8 +25,10 @@ type driverStream struct {
 	id uint64
 	h  cusys.Stream
 
-	mu     sync.Mutex // guards the order of what is enqueued, and closed
-	closed bool
+	mu     sync.Mutex  // guards the order of what is enqueued
+	closed atomic.Bool // changes under mu
+
+	use sync.RWMutex // the driver is asked about the handle; taken in between by close, after closed is set
 
 	position atomic.Uint64 // changes under mu
 	cap      atomic.Pointer[driverCapture]
@@ -71,11 +73,11 @@ func (s *driverStream) handle() uintptr { return uintptr(s.h) }
 
 func (s *driverStream) String() string { return fmt.Sprintf("stream %d", s.id) }
 
-// usable says why nothing can be enqueued. mu is held.
+// usable says why nothing can be done with the stream any more.
 func (s *driverStream) usable(op string) error {
 	var err error
 	switch f := s.failure.Load(); {
-	case s.closed:
+	case s.closed.Load():
 		err = ErrClosed
 	case f != nil:
 		err = *f
@@ -129,7 +131,14 @@ func (s *driverStream) changeWatches(change func([]*driverWatch) []*driverWatch)
 	s.watches.Store(&list)
 }
 
-func (s *driverStream) ready() (bool, error) { return s.g.drv.StreamQuery(s.h) }
+func (s *driverStream) ready() (bool, error) {
+	s.use.RLock()
+	defer s.use.RUnlock()
+	if s.closed.Load() {
+		return false, ErrClosed
+	}
+	return s.g.drv.StreamQuery(s.h)
+}
 
 // broken is the stream's failure, or that of a stream that it waits for.
 func (s *driverStream) broken(done bool) error { return s.brokenAfter(done, nil) }
@@ -218,13 +227,7 @@ func (s *driverStream) query() (bool, error) {
 // reached is the stream's last position, which it has come to if the driver, asked afterwards, says that all is done.
 func (s *driverStream) reached(op string) (uint64, error) {
 	position := s.position.Load()
-	if f := s.failure.Load(); f != nil {
-		return 0, &Error{Op: op, Detail: s.String(), Err: *f}
-	}
-	if err := s.g.dev.Err(); err != nil {
-		return 0, &Error{Op: op, Detail: s.String(), Err: err}
-	}
-	return position, nil
+	return position, s.usable(op)
 }
 
 // notCapturing refuses what a capturing stream cannot do, and invalidates its capture.
@@ -241,7 +244,7 @@ func (s *driverStream) close() error {
 	if err := s.notCapturing(op); err != nil {
 		return err
 	}
-	if s.failure.Load() == nil && s.g.dev.Err() == nil {
+	if s.usable(op) == nil {
 		const patience = 100 * time.Millisecond
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		err := s.synchronize(ctx)
@@ -251,12 +254,12 @@ func (s *driverStream) close() error {
 		}
 	}
 	s.mu.Lock()
-	if s.closed {
+	if s.closed.Swap(true) {
 		s.mu.Unlock()
 		return &Error{Op: op, Detail: s.String(), Err: ErrClosed}
 	}
-	s.closed = true
 	s.mu.Unlock()
+	unused(&s.use)
 	s.g.smu.Lock()
 	delete(s.g.streams, s)
 	s.g.smu.Unlock()
@@ -306,7 +309,14 @@ type marked struct {
 	position uint64
 }
 
-func (m marked) ready() (bool, error) { return m.e.g.drv.EventQuery(m.e.h) }
+func (m marked) ready() (bool, error) {
+	m.e.mu.Lock()
+	defer m.e.mu.Unlock()
+	if m.e.closed {
+		return false, ErrClosed
+	}
+	return m.e.g.drv.EventQuery(m.e.h)
+}
 
 func (m marked) broken(bool) error {
 	if m.s == nil {
@@ -424,14 +434,14 @@ func (s *driverStream) record(ev platformEvent) error {
 func (s *driverStream) wait(ev platformEvent) error {
 	const op = "wait for event"
 	e := ev.(*driverEvent)
-	e.mu.Lock()
-	from, position, c, closed := e.s, e.position, e.cap, e.closed
-	e.mu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	from, position, c := e.s, e.position, e.cap
 	own := s.cap.Load()
 	switch {
-	case closed:
+	case e.closed:
 		return &Error{Op: op, Detail: e.String(), Err: ErrClosed}
 	case c != nil && own != nil && own != c:
 		err := own.forbidCause(op, e.String(), fmt.Errorf("it was recorded in %s", c))

@@ -67,7 +67,9 @@ static int usable(u64 p, size_t n) {
 
 /* Work. */
 enum opkind { COPY, SET8, SET32, CALL, RECORD, WAIT, RUN, SCALE };
-struct event { u64 recorded, done; struct capture *cap; int deps[MAXDEPS], ndeps; };
+/* An event is its last record; who waits for an earlier one goes on doing so. */
+struct record { int done; };
+struct event { struct record *last; struct capture *cap; int deps[MAXDEPS], ndeps; };
 struct object { hostfn fn; void *arg; int refs; };
 struct graph { int refs, n, nobj; struct op *nodes[MAXNODES]; struct object *objects[MAXOBJECTS]; };
 struct exec { int refs; struct graph *g; int nobj; struct object *objects[MAXOBJECTS]; };
@@ -78,8 +80,7 @@ struct op {
 	float factor;
 	hostfn fn;
 	void *arg;
-	struct event *ev;
-	u64 gen;
+	struct record *mark;
 	struct exec *x;
 	int deps[MAXDEPS], ndeps;
 	struct op *next;
@@ -149,11 +150,10 @@ static void execute(struct op *o) {
 		lock();
 		break;
 	case RECORD:
-		if (o->ev->done < o->gen)
-			o->ev->done = o->gen;
+		o->mark->done = 1;
 		break;
 	case WAIT:
-		while (o->ev->done < o->gen && !sticky)
+		while (!o->mark->done && !sticky)
 			pthread_cond_wait(&changed, &L);
 		break;
 	case RUN:
@@ -480,13 +480,14 @@ API int cuEventRecord(struct event *e, struct stream *s) {
 		return unlock(0);
 	}
 	e->cap = 0;
-	return unlock(emit(s, (struct op){.kind = RECORD, .ev = e, .gen = ++e->recorded}));
+	e->last = calloc(1, sizeof *e->last); /* never given back: streams may wait for it */
+	return unlock(emit(s, (struct op){.kind = RECORD, .mark = e->last}));
 }
 API int cuEventQuery(struct event *e) {
 	SAFE;
 	if (e->cap)
 		return unlock(e->cap->ended ? 907 : invalidate(e->cap, 907));
-	return unlock(e->done == e->recorded ? 0 : 600);
+	return unlock(!e->last || e->last->done ? 0 : 600);
 }
 API int cuEventSynchronize(struct event *e) { (void)e; return 801; }
 API int cuEventElapsedTime(float *ms, struct event *a, struct event *b) { (void)ms, (void)a, (void)b; return 801; }
@@ -505,10 +506,10 @@ API int cuStreamWaitEvent(struct stream *s, struct event *e, u32 flags) {
 		return unlock(0);
 	}
 	if (s->cap)
-		return unlock(e->recorded ? invalidate(s->cap, 905) : 0);
-	if (!e->recorded)
+		return unlock(e->last ? invalidate(s->cap, 905) : 0);
+	if (!e->last)
 		return unlock(0);
-	return unlock(emit(s, (struct op){.kind = WAIT, .ev = e, .gen = e->recorded}));
+	return unlock(emit(s, (struct op){.kind = WAIT, .mark = e->last}));
 }
 
 API int cuStreamBeginCapture_v2(struct stream *s, int mode) {
