@@ -124,7 +124,7 @@ gpus=0
 if [ "${GORUN_DEVICE:-}" = host ]; then
 	gpus=1024
 else
-	export GORUN_REQUIRE_GPU=1
+	export GORUN_REQUIRE_GPU=1 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 	if command -v nvidia-smi >/dev/null; then
 		while IFS= read -r line; do
 			[[ $line != "GPU "* ]] || gpus=$((gpus + 1))
