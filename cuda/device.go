@@ -85,10 +85,11 @@ func open(token, env, root string) (*Device, error) {
 		return nil, &Error{Op: op, Detail: subject, Err: errors.New(`unknown: use "host", a GPU's number or its UUID`)}
 	}
 	hw := findHardware(root)
+	if named := namedDriver(hw); named != nil && (hw != nil || token != "") {
+		hw = named
+	}
 	if hw == nil && token != "" {
-		if hw = overriddenDriver(); hw == nil {
-			return nil, &Error{Op: op, Detail: subject, Err: errors.New("no GPU hardware found on this machine")}
-		}
+		return nil, &Error{Op: op, Detail: subject, Err: errors.New("no GPU hardware found on this machine")}
 	}
 	if hw == nil {
 		d.plat = newHostDevice(d)

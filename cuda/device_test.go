@@ -76,6 +76,26 @@ func TestOpenWithoutHardware(t *testing.T) {
 	wantText(t, err, `device "3"`, "no GPU hardware found")
 }
 
+// TestOpenNamedLibrary names the library of one vendor on a machine with the hardware of another.
+func TestOpenNamedLibrary(t *testing.T) {
+	for _, v := range cusys.Vendors {
+		t.Setenv(v.Driver.Env, "")
+	}
+	t.Setenv(cusys.HIP.Driver.Env, "/nowhere/libamdhip64.so")
+	root := t.TempDir()
+	check(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
+	check(t, os.WriteFile(filepath.Join(root, "dev/nvidiactl"), nil, 0o644))
+	for _, token := range []string{"", "0"} {
+		_, err := open(token, "", root)
+		wantText(t, err, "load the HIP runtime", "/nowhere/libamdhip64.so")
+	}
+	_, err := open("0", "", t.TempDir())
+	wantText(t, err, "load the HIP runtime")
+	d, err := open("", "", t.TempDir()) // no hardware: the host
+	check(t, err)
+	check(t, d.Close())
+}
+
 func TestPlatformString(t *testing.T) {
 	for p, want := range map[Platform]string{Host: "host", CUDA: "CUDA", MUSA: "MUSA", HIP: "HIP", 9: "platform(9)"} {
 		if got := p.String(); got != want {

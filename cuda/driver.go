@@ -60,8 +60,12 @@ func vendorOf(p Platform) *cusys.Vendor {
 	return cusys.CUDA
 }
 
-// overriddenDriver is the platform whose library the environment names, for machines where the hardware does not show itself.
-func overriddenDriver() *hardware {
+// namedDriver is the platform whose library the environment names, nil without one: for machines with hardware of several vendors, or that does not show itself. If
+// that of the hardware is named, that is it.
+func namedDriver(hw *hardware) *hardware {
+	if hw != nil && os.Getenv(vendorOf(hw.platform).Driver.Env) != "" {
+		return hw
+	}
 	for _, p := range []Platform{CUDA, MUSA, HIP} {
 		if env := vendorOf(p).Driver.Env; os.Getenv(env) != "" {
 			return &hardware{platform: p, what: "a library", where: env}
