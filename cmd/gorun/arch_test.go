@@ -36,7 +36,7 @@ func under(pkg, path string) bool { return pkg == path || strings.HasPrefix(pkg,
 func TestDependencies(t *testing.T) {
 	const memberlist, crypto, purego = "github.com/hashicorp/memberlist", "golang.org/x/crypto", "github.com/ebitengine/purego"
 	// What a rank links: the packages for programs, and the programs that are there.
-	ranks := append([]string{"./graphs", "./nccl", "./cuda", "./bootstrap", "./rankenv"},
+	ranks := append([]string{"./graphs", "./nccl", "./cuda", "./bootstrap", "./rankenv", "./cmd/gorun-bench"},
 		goList(t, "-f", `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`, "./examples/...")...)
 	for _, c := range []struct {
 		what string

@@ -55,7 +55,7 @@ func newRootCmd(io stdio) *cobra.Command {
 		}
 		defaultHelp(c, args)
 	})
-	root.AddCommand(newRunCmd(io), newConfigCmd(io.out), newVersionCmd(io.out))
+	root.AddCommand(newRunCmd(io), newBenchCmd(io), newConfigCmd(io.out), newVersionCmd(io.out))
 	for _, t := range []struct {
 		name, short string
 		text        func() string

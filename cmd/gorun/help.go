@@ -60,6 +60,7 @@ A flag wins over the variable in brackets, that over the job file.
 
 Commands:
   run         the same as gorun without a command, where a program has a command's name
+  bench       measure collectives
   config      check a job file, or show what it asks for
   version     print the version
   completion  write a completion script for a shell
