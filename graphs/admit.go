@@ -188,13 +188,18 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 	m.hash = addHash(m.hash, msg.desc)
 
 	w := weakest(choices)
+	layouts := make([][]byte, len(msgs))
+	for r, other := range msgs {
+		layouts[r] = other.layout
+	}
+	if w.mode == nccl.Window {
+		if w, err = a.windows(calls, layouts, w); err != nil {
+			return choice{}, err
+		}
+	}
 	if w.mode == nccl.Plain {
 		a.unregister()
 	} else {
-		layouts := make([][]byte, len(msgs))
-		for r, other := range msgs {
-			layouts[r] = other.layout
-		}
 		m.mapping = append(m.mapping, mapping{a.place, calls, layouts})
 	}
 	clear(a.fresh)
@@ -205,6 +210,28 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 		cp.st.addCall(m.c, call, a.place, choices[i])
 	}
 	return w, nil
+}
+
+// windows makes the windows of a call, with all members. Where the library has none the call is registered only, on all members alike.
+func (a *admission) windows(calls []nccl.Call, layouts [][]byte, w choice) (choice, error) {
+	cp, m := a.cp, a.m
+	mode, release, err := m.c.PrepareWindow(cp.ctx, calls, layouts)
+	cp.st.windows = append(cp.st.windows, release)
+	if err != nil {
+		return choice{}, a.error(err)
+	}
+	if mode == nccl.Window {
+		return w, nil
+	}
+	why := "the library uses windows for other calls only"
+	if ok, text := m.c.WindowSupport(); !ok {
+		why = text
+	}
+	if !reaches(mode, cp.opts.require) {
+		m.settled = true
+		return choice{}, a.differ(&difference{fmt.Sprintf("mode %s is required, but there is no window: %s", cp.opts.require, why), ErrMode})
+	}
+	return choice{mode, w.reason + "; no window: " + why}, nil
 }
 
 // agree compares what all members brought and chooses the mode of each call. All members come to the same.

@@ -59,16 +59,17 @@ type state struct {
 	calls []CallInfo
 	uses  []use
 
-	mu     sync.Mutex // guards what follows; never held over a call that may come back (destroy, detach)
-	tmpl   *cuda.Graph
-	exec   *cuda.GraphExec
-	busy   int // launches in progress that may use exec
-	closed bool
-	lost   bool
-	broken error
-	regs   []registration
-	holds  []held
-	detach []func()
+	mu      sync.Mutex // guards what follows; never held over a call that may come back (destroy, detach)
+	tmpl    *cuda.Graph
+	exec    *cuda.GraphExec
+	busy    int // launches in progress that may use exec
+	closed  bool
+	lost    bool
+	broken  error
+	regs    []registration
+	windows []func() error // ends those that the library has for this graph
+	holds   []held
+	detach  []func()
 
 	released sync.Once
 }
@@ -315,9 +316,12 @@ func (st *state) close() error {
 func (st *state) release() {
 	st.released.Do(func() {
 		st.mu.Lock()
-		regs, holds := st.regs, st.holds
-		st.regs, st.holds = nil, nil
+		regs, holds, windows := st.regs, st.holds, st.windows
+		st.regs, st.holds, st.windows = nil, nil, nil
 		st.mu.Unlock()
+		for _, end := range windows {
+			end() // one that fails is ended with its communicator
+		}
 		for _, r := range regs {
 			r.reg.Close()
 		}

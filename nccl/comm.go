@@ -51,6 +51,8 @@ type Comm struct {
 	holders  map[*holding]struct{}
 	regs     map[uint64]*registered   // by memory id
 	meetings map[int]*bootstrap.Group // of the lease, by peer
+	paned    map[string]bool          // of the lease: allocations that its capture has windows of
+	windows  map[*SymmetricWindow]struct{}
 
 	wg     sync.WaitGroup // goroutines that Close waits for
 	ctx    context.Context
@@ -183,7 +185,7 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 	// Each step ends with a meeting: what fails on one member fails on all, and none waits for what will not come.
 	offers, err := c.commit(waitCtx, c.open(), c.offer)
 	if err == nil {
-		err = agree(offers)
+		err = c.agree(offers)
 	}
 	if err != nil {
 		return fail(err)
@@ -575,6 +577,7 @@ func (c *Comm) releaseAll(why error) {
 	c.mu.Unlock()
 	c.cancel(why)
 	c.wg.Wait()
+	c.closeWindows()
 	for _, r := range regs {
 		hold := r.hold // goes with the last
 		if r.user > 0 && r.graph > 0 {

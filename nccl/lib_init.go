@@ -26,6 +26,7 @@ type facts struct {
 	File     string            `json:",omitempty"` // name of the library's file
 	Host     int               `json:",omitempty"`
 	Settings map[string]string `json:",omitempty"` // the library's environment variables
+	Windows  string            `json:",omitempty"` // why there can be none
 }
 
 func (c *Comm) facts() facts {
@@ -43,6 +44,7 @@ func (c *Comm) facts() facts {
 	f.Version = fmt.Sprintf("%s %s", v.Name, l.sys.Version())
 	f.File = filepath.Base(l.sys.Library().Path())
 	f.Settings = settingsOf(v, os.Environ())
+	f.Windows = l.noWindows()
 	return f
 }
 
@@ -117,14 +119,33 @@ func settingText(name, value string, set bool) string {
 }
 
 // agree compares what the members offered in the first commit.
-func agree(offers [][]byte) error {
+func (c *Comm) agree(offers [][]byte) error {
 	all := make([]facts, len(offers))
 	for r, b := range offers {
 		if err := json.Unmarshal(b, &all[r]); err != nil {
 			return fmt.Errorf("rank %d: what it says about itself: %w", r, err)
 		}
 	}
-	return compareFacts(all)
+	if err := compareFacts(all); err != nil {
+		return err
+	}
+	l, ok := c.be.(*library)
+	if !ok {
+		return nil
+	}
+	for r, f := range all {
+		why := ""
+		if f.Windows != "" {
+			why = fmt.Sprintf("rank %d: %s", r, f.Windows)
+		} else if f.Host != all[0].Host {
+			why = fmt.Sprintf("ranks 0 and %d are on different hosts", r)
+		}
+		if why != "" {
+			l.unable.Store(&why)
+			break
+		}
+	}
+	return nil
 }
 
 func (c *Comm) offer() []byte {
@@ -202,8 +223,9 @@ func (l *library) uniqueID(ctx context.Context, name string, root int) (id nccls
 	b := l.c.dev.Bind()
 	defer b.Release()
 	if err = b.Err(); err == nil {
-		id, err = l.sys.GetUniqueID()
-		err = result(err)
+		if id, err = l.sys.GetUniqueID(); err != nil {
+			id, err = ncclsys.UniqueID{}, result(err)
+		}
 	}
 	return id, errors.Join(err, l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id)))
 }

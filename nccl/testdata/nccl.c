@@ -55,7 +55,7 @@ static void note(const char *format, ...) {
 struct mailbox { volatile uint64_t sent, taken; size_t n; char data[CHUNK]; };
 struct shared {
 	volatile int joined;
-	volatile uint64_t phase[MAXRANKS];
+	volatile uint64_t phase[MAXRANKS], wphase[MAXRANKS];
 	char slot[MAXRANKS][CHUNK];
 	struct mailbox box[MAXRANKS][MAXRANKS];
 };
@@ -63,7 +63,7 @@ struct comm {
 	int n, rank;
 	struct shared *s;
 	volatile int state, aborted, uses;
-	uint64_t phase;
+	uint64_t phase, wphase;
 	pthread_mutex_t turn;
 };
 typedef struct { char path[128]; } unique_id;
@@ -145,6 +145,35 @@ API int ncclCommRegister(struct comm *c, void *p, size_t n, void **h) {
 	return 0;
 }
 API int ncclCommDeregister(struct comm *c, void *h) { (void)c; note("CommDeregister h=%p", h); return 0; }
+
+/* Windows: all ranks meet. */
+struct window { char *p; size_t n; };
+API int ncclCommWindowRegister(struct comm *c, void *p, size_t n, struct window **w, int flags) {
+	note("CommWindowRegister bytes=%zu flags=%d", n, flags);
+	if (word("no-window"))
+		return 0;
+	if ((uintptr_t)p % 4096)
+		return fail(4, "Window address must be suitably aligned.");
+	uint64_t phase = ++c->wphase;
+	__atomic_store_n(&c->s->wphase[c->rank], phase, __ATOMIC_SEQ_CST);
+	for (int r = 0; r < c->n; r++)
+		while (__atomic_load_n(&c->s->wphase[r], __ATOMIC_SEQ_CST) < phase) {
+			if (c->aborted)
+				return fail(3, "aborted");
+			usleep(50);
+		}
+	*w = malloc(sizeof **w);
+	**w = (struct window){p, n};
+	return 0;
+}
+API int ncclCommWindowDeregister(struct comm *c, struct window *w) { (void)c, (void)w; note("CommWindowDeregister"); return 0; }
+struct team { int n, rank, stride; };
+API struct team ncclTeamLsa(struct comm *c) { return (struct team){c->n, c->rank, 1}; }
+#if VERSION >= 22902
+API int ncclWinGetUserPtr(struct comm *c, struct window *w, void **p) { (void)c; *p = w->p; return 0; }
+/* A number that tells what was asked: peers' memory cannot be seen here. */
+API int ncclGetLsaDevicePointer(struct window *w, size_t off, int rank, void **p) { *p = w->p + off + (1ull << 40) * (rank + 1); return 0; }
+#endif
 
 /* Operations. */
 enum kind { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER, REDUCESCATTER, P2P };

@@ -1,0 +1,356 @@
+package nccl
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/gorun-dev/gorun/cuda"
+)
+
+// SymmetricWindow is a range of memory that every member can reach by load and store at an address of its own (NCCL's symmetric window). The nil SymmetricWindow, which a
+// platform without the ability gives, has no addresses.
+type SymmetricWindow struct {
+	c      *Comm
+	r      cuda.Range
+	hold   *cuda.Hold
+	raw    rawWindow
+	closed bool // guarded by Comm.mu
+}
+
+// rawWindow is the backend's part.
+type rawWindow interface {
+	// peer is the range's address in a member's memory as this rank's device sees it.
+	peer(rank int) (uintptr, error)
+	// user is the address that the backend has for the window.
+	user() (uintptr, error)
+	close() error
+}
+
+// ErrNoWindow is an address asked of the nil SymmetricWindow.
+var ErrNoWindow = errors.New("no window: the communicator has none (WindowSupport tells why)")
+
+// windowAlign is what NCCL asks of a window's address in its allocation.
+const windowAlign = 4096
+
+// WindowSupport reports whether the communicator can have windows, and if not why. It knows what can be told without trying.
+func (c *Comm) WindowSupport() (ok bool, why string) {
+	if l, is := c.be.(*library); is {
+		why = l.unableWhy()
+	}
+	return why == "", why
+}
+
+// Window makes a window of a range of Shareable memory that begins at a multiple of 4096 bytes. Collective: all members give ranges of equal length at
+// the same offset from the head of their allocations, and wait for each other at most as long as ctx. Where a member's platform has no windows all get nil
+// and no error. The memory is kept until Close. Addresses stay the same until then; who writes through them orders that with the owner.
+func (c *Comm) Window(ctx context.Context, r cuda.Range) (*SymmetricWindow, error) {
+	w, err := c.window(ctx, r)
+	if err != nil {
+		return nil, c.errorf("window", err)
+	}
+	return w, nil
+}
+
+// windowOffer is what members tell each other about their part: the range, and what keeps it from being a window.
+type windowOffer struct {
+	off, len, memory uint64
+	unable           bool   // no ability; text says why
+	text             string // else what is wrong
+}
+
+func (o windowOffer) encode() []byte {
+	b := []byte{0}
+	if o.unable {
+		b[0] = 1
+	}
+	for _, w := range []uint64{o.off, o.len, o.memory} {
+		b = binary.LittleEndian.AppendUint64(b, w)
+	}
+	return append(b, o.text...)
+}
+
+func decodeWindowOffer(b []byte) (o windowOffer, err error) {
+	if len(b) < 25 || b[0] > 1 {
+		return o, fmt.Errorf("window: message of %d bytes", len(b))
+	}
+	o.unable = b[0] == 1
+	for i, w := range []*uint64{&o.off, &o.len, &o.memory} {
+		*w = binary.LittleEndian.Uint64(b[1+8*i:])
+	}
+	o.text = string(b[25:])
+	return o, nil
+}
+
+// agreeWindow compares the members' parts. able is false where one has no ability.
+func agreeWindow(offers []windowOffer) (able bool, err error) {
+	able = true
+	for r, o := range offers {
+		if o.text != "" && !o.unable {
+			return false, causef(ErrArgument, "rank %d: %s", r, o.text)
+		}
+		able = able && !o.unable
+	}
+	for r, o := range offers[1:] {
+		if o.off != offers[0].off || o.len != offers[0].len {
+			return false, causef(ErrMismatch, "rank %d: %d bytes at offset %d of their allocation; rank 0: %d bytes at offset %d", r+1, o.len, o.off, offers[0].len, offers[0].off)
+		}
+	}
+	return able, nil
+}
+
+func (c *Comm) window(ctx context.Context, r cuda.Range) (*SymmetricWindow, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
+	own := windowOffer{off: r.Off, len: r.Len}
+	if err := c.windowRange(r); err != nil {
+		own.text = err.Error()
+	} else {
+		own.memory = r.Mem.ID()
+	}
+	if ok, why := c.WindowSupport(); !ok && own.text == "" {
+		own.unable, own.text = true, why
+	}
+	what := fmt.Sprintf("window of %v", r)
+	all, err := c.Meet(ctx, own.encode(), what)
+	if err != nil {
+		return nil, err
+	}
+	offers := make([]windowOffer, len(all))
+	for i, b := range all {
+		if offers[i], err = decodeWindowOffer(b); err != nil {
+			return nil, fmt.Errorf("rank %d: %w", i, err)
+		}
+	}
+	able, err := agreeWindow(offers)
+	if err != nil || !able {
+		return nil, err
+	}
+	w := &SymmetricWindow{c: c, r: r}
+	err = w.open(ctx, offers)
+	// All have it, or none.
+	text := []byte{0}
+	if err != nil {
+		text = append([]byte{1}, err.Error()...)
+	} else if w.raw == nil {
+		text[0] = 2 // no ability after all
+	}
+	all, meetErr := c.Meet(ctx, text, what)
+	if err == nil {
+		err = meetErr
+	}
+	for i, b := range all {
+		if err == nil && len(b) > 0 && b[0] == 1 {
+			err = fmt.Errorf("rank %d: %s", i, b[1:])
+		}
+		able = able && len(b) > 0 && b[0] == 0
+	}
+	if err != nil || !able {
+		return nil, errors.Join(err, w.give())
+	}
+	c.mu.Lock()
+	if c.windows == nil {
+		c.windows = map[*SymmetricWindow]struct{}{}
+	}
+	c.windows[w] = struct{}{}
+	c.mu.Unlock()
+	return w, nil
+}
+
+// windowRange says what is wrong with a range, before a library that would hang sees it.
+func (c *Comm) windowRange(r cuda.Range) error {
+	switch {
+	case r.Mem == nil || r.Len == 0:
+		return errors.New("an empty range")
+	case r.Mem.Device() != c.dev:
+		return fmt.Errorf("%v is of another device than the communicator", r)
+	case r.Mem.Freed():
+		return fmt.Errorf("%v: the memory was freed", r)
+	case r.Mem.Kind() != cuda.Shareable:
+		return fmt.Errorf("%v is private memory (cuda.Malloc); allocate it with nccl.Alloc", r)
+	case r.Off%windowAlign != 0:
+		return fmt.Errorf("%v begins at no multiple of %d bytes", r, windowAlign)
+	}
+	return r.Qualifies()
+}
+
+func (w *SymmetricWindow) open(ctx context.Context, offers []windowOffer) (err error) {
+	if w.hold, err = w.r.Mem.Hold("window of communicator "+w.c.name, false); err != nil {
+		return err
+	}
+	switch be := w.c.be.(type) {
+	case *library:
+		w.raw, err = be.window(ctx, w.r)
+	case *host:
+		w.raw, err = be.window(ctx, w.r, offers)
+	default:
+		w.raw = soleWindow{w.r}
+	}
+	return err
+}
+
+// give lets go of what open has made.
+func (w *SymmetricWindow) give() error {
+	var err error
+	if w.raw != nil {
+		err = w.raw.close()
+		w.raw = nil
+	}
+	if w.hold != nil {
+		w.hold.Release()
+	}
+	return err
+}
+
+// Range is what the window is of.
+func (w *SymmetricWindow) Range() cuda.Range {
+	if w == nil {
+		return cuda.Range{}
+	}
+	return w.r
+}
+
+// UserPtr is the device address of this rank's own part, 0 of the nil SymmetricWindow.
+func (w *SymmetricWindow) UserPtr() uintptr {
+	if w == nil {
+		return 0
+	}
+	return w.r.Pointer()
+}
+
+// LSADevicePtr is the address of a member's part as this rank's device sees it: it may be read and written by kernels (on the host platform by
+// the process) until Close. An error where the library's version does not tell addresses, or the member is out of reach of loads and stores.
+func (w *SymmetricWindow) LSADevicePtr(rank int) (uintptr, error) {
+	if w == nil {
+		return 0, ErrNoWindow
+	}
+	c := w.c
+	if rank < 0 || rank >= len(c.ranks) {
+		return 0, c.errorf("window", causef(ErrArgument, "rank %d is no rank of a communicator of %d", rank, len(c.ranks)))
+	}
+	c.mu.Lock()
+	closed := w.closed
+	c.mu.Unlock()
+	if closed {
+		return 0, c.errorf("window", errors.New("it is closed"))
+	}
+	p, err := w.raw.peer(rank)
+	if err != nil {
+		return 0, c.errorf("window", err)
+	}
+	return p, nil
+}
+
+// Close ends the window, on this rank: nobody may use its addresses any more. It is an error while a graph uses the memory, or operations of the communicator are
+// enqueued. Twice is fine, also after the communicator's Close, which ends all windows, and of the nil SymmetricWindow.
+func (w *SymmetricWindow) Close(context.Context) error {
+	if w == nil {
+		return nil
+	}
+	c := w.c
+	c.mu.Lock()
+	if w.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	reg := c.regs[w.r.Mem.ID()]
+	graph := reg != nil && reg.graph > 0 && c.failed.Load() == nil
+	c.mu.Unlock()
+	if l, ok := c.be.(*library); ok && c.failed.Load() == nil {
+		// Without the window they would touch addresses that are not there: the device would be lost.
+		if graph {
+			return c.errorf("close window", fmt.Errorf("%v is in use: %v", w.r.Mem, w.r.Mem.Holders()))
+		}
+		if n := l.outstanding(); n > 0 {
+			return c.errorf("close window", fmt.Errorf("%d enqueued operations may use it; synchronize first", n))
+		}
+	}
+	c.mu.Lock()
+	if w.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	w.closed = true
+	delete(c.windows, w)
+	c.mu.Unlock()
+	if err := w.give(); err != nil {
+		return c.errorf("close window", err)
+	}
+	return nil
+}
+
+// closeWindows follows the communicator's end, before the backend's.
+func (c *Comm) closeWindows() {
+	c.mu.Lock()
+	list := c.windows
+	c.windows = nil
+	for w := range list {
+		w.closed = true
+	}
+	c.mu.Unlock()
+	for w := range list {
+		w.give() // the backend's end gives back what this cannot
+	}
+}
+
+// soleWindow is that of a communicator of one.
+type soleWindow struct{ r cuda.Range }
+
+func (s soleWindow) peer(int) (uintptr, error) { return s.r.Pointer(), nil }
+func (s soleWindow) user() (uintptr, error)    { return s.r.Pointer(), nil }
+func (s soleWindow) close() error              { return nil }
+
+// hostWindow is the members' memory, mapped.
+type hostWindow struct {
+	h    *host
+	r    cuda.Range
+	reg  *Registration
+	maps []*cuda.PeerMemory // nil for this rank
+}
+
+func (h *host) window(ctx context.Context, r cuda.Range, offers []windowOffer) (rawWindow, error) {
+	// As a graph's: eager calls do not see it.
+	reg, err := h.c.RegisterGraph(r.Mem)
+	if err != nil {
+		return nil, err
+	}
+	w := &hostWindow{h: h, r: r, reg: reg, maps: make([]*cuda.PeerMemory, h.n)}
+	for rank, o := range offers {
+		if rank == h.rank {
+			continue
+		}
+		pm, err := importMemory(ctx, h.c, rank, h.c.memoryKey(o.memory))
+		if err == nil && uint64(len(pm.Bytes())) < o.off+o.len {
+			err = errors.Join(fmt.Errorf("%d bytes, its window ends at %d", len(pm.Bytes()), o.off+o.len), pm.Close())
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("map allocation %d of rank %d: %w", o.memory, rank, err), w.close())
+		}
+		w.maps[rank] = pm
+		h.peers.count.Add(1)
+	}
+	return w, nil
+}
+
+func (w *hostWindow) user() (uintptr, error) { return w.r.Pointer(), nil }
+
+func (w *hostWindow) peer(rank int) (uintptr, error) {
+	if rank == w.h.rank {
+		return w.r.Pointer(), nil
+	}
+	return uintptr(unsafe.Pointer(&w.maps[rank].Bytes()[w.r.Off])), nil
+}
+
+func (w *hostWindow) close() error {
+	var errs []error
+	for _, pm := range w.maps {
+		if pm != nil {
+			errs = append(errs, pm.Close())
+			w.h.peers.count.Add(-1)
+		}
+	}
+	return errors.Join(append(errs, w.reg.Close())...)
+}
