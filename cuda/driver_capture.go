@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -176,6 +177,14 @@ func (s *driverStream) beginCapture(mode CaptureMode) error {
 	return nil
 }
 
+func names(streams []*driverStream) string {
+	var list []string
+	for _, s := range streams {
+		list = append(list, s.String())
+	}
+	return strings.Join(list, ", ")
+}
+
 func (s *driverStream) endCapture() (platformGraph, error) {
 	const op = "end capture"
 	c := s.cap.Load()
@@ -215,6 +224,8 @@ func (s *driverStream) endCapture() (platformGraph, error) {
 	switch {
 	case spoilt != nil:
 		err = fmt.Errorf("%w: %w", ErrCaptureInvalidated, spoilt)
+	case errors.Is(err, ErrCaptureUnjoined):
+		err = fmt.Errorf("%w: one of %s", err, names(streams[1:]))
 	case err != nil && noted != nil:
 		err = fmt.Errorf("%w: %w", err, noted)
 	}

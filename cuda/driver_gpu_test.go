@@ -743,7 +743,7 @@ func TestGPUCaptureForbidden(t *testing.T) {
 			check(t, other.Wait(inside))
 			check(t, other.Memset(mem.All().Range(), 2))
 			return ErrCaptureUnsafe
-		}, ErrCaptureUnjoined, ""},
+		}, ErrCaptureUnjoined, other.String()},
 		{"invalidated", func() error { s.Capture().Invalidate(cause); return ErrCaptureUnsafe }, cause, "ranks differ"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -770,8 +770,16 @@ func TestGPUCaptureForbidden(t *testing.T) {
 	_, err = s.EndCapture()
 	wantText(t, err, "not capturing")
 
-	// Others may do what the capturing thread may not.
+	// The capturing thread may use other streams, and other threads may do what it may not.
 	g2, err := captured(t, s, func() {
+		in, out := make([]int8, 100), make([]int8, 100)
+		in[99] = 7
+		check(t, CopyToDevice(mem.All(), in, other))
+		check(t, CopyToHost(out, mem.All(), other))
+		check(t, other.Synchronize(ctx))
+		if out[99] != 7 {
+			t.Errorf("a copy beside a capture brought %d", out[99])
+		}
 		done := make(chan error)
 		go func() {
 			m, err := d.Alloc(100, Shareable)
@@ -989,6 +997,55 @@ func TestGPUKernel(t *testing.T) {
 	check(t, errors.Join(e.Destroy(), g.Destroy()))
 }
 
+// scalePTX is scaleSource by hand.
+const scalePTX = `.version 7.0
+.target sm_75
+.address_size 64
+// void scale(scale_args a, long long n)
+.visible .entry scale(.param .align 8 .b8 a[32], .param .u64 n)
+{
+	.reg .pred %p<2>;
+	.reg .f32 %f<4>;
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<8>;
+	ld.param.u64 %rd1, [a+8];
+	ld.param.f32 %f1, [a+24];
+	ld.param.u64 %rd2, [n];
+	mov.u32 %r1, %ctaid.x;
+	mov.u32 %r2, %ntid.x;
+	mov.u32 %r3, %tid.x;
+	mul.wide.u32 %rd3, %r1, %r2;
+	cvt.u64.u32 %rd4, %r3;
+	add.s64 %rd5, %rd3, %rd4;
+	setp.ge.s64 %p1, %rd5, %rd2;
+	@%p1 bra DONE;
+	shl.b64 %rd6, %rd5, 2;
+	add.s64 %rd7, %rd1, %rd6;
+	cvta.to.global.u64 %rd7, %rd7;
+	ld.global.f32 %f2, [%rd7];
+	mul.f32 %f3, %f2, %f1;
+	st.global.f32 [%rd7], %f3;
+DONE:
+	ret;
+}
+`
+
+func TestGPUKernelPTX(t *testing.T) {
+	d := openGPU(t)
+	if d.Platform() != CUDA {
+		t.Skip("PTX is NVIDIA's")
+	}
+	s := newStream(t, d)
+	k := must(NewKernel(d, KernelSpec[scaleArgs]{Name: "scale", PTX: scalePTX}))
+	x := malloc[float32](t, d, 1001)
+	check(t, Fill(x.All(), 2, s))
+	check(t, k.Launch(s, Grid{N: 1000, Block: 64}, scaleArgs{X: x.All(), A: 1.5}))
+	got := fetch(t, s, x.All())
+	if got[0] != 3 || got[999] != 3 || got[1000] != 2 {
+		t.Errorf("got %v %v %v, want 3 3 2", got[0], got[999], got[1000])
+	}
+}
+
 func TestGPUKernelErrors(t *testing.T) {
 	d := openGPU(t)
 	k := scaleKernel(t, d)
@@ -1013,7 +1070,7 @@ func TestGPUKernelErrors(t *testing.T) {
 	if err == nil {
 		t.Error("a kernel that is not in its source was found")
 	}
-	_, err = NewKernel(d, KernelSpec[scaleArgs]{Name: "scale", CUDA: "// PTX\n.version 8.0\nbroken"})
+	_, err = NewKernel(d, KernelSpec[scaleArgs]{Name: "scale", PTX: ".version 8.0\nbroken"})
 	fails(err, "ModuleLoadDataEx", "ptxas")
 
 	x := must(Malloc[float32](d, 10))
@@ -1452,5 +1509,59 @@ func TestGPUHungClose(t *testing.T) {
 	check(t, d.Close()) // waits for the callback as long as that may take
 	if !released.Load() {
 		t.Error("the device was closed before its release callback")
+	}
+}
+
+func BenchmarkGPU(b *testing.B) {
+	d := openGPU(b)
+	ctx := context.Background()
+	s, err := d.NewStream()
+	check(b, err)
+	defer s.Close()
+	e := newEvent(b, d)
+	x, y := malloc[float32](b, d, 1<<20), malloc[float32](b, d, 1<<20)
+	host := make([]float32, 1<<20)
+	k := scaleKernel(b, d)
+	g, err := captured(b, s, func() {
+		for range 20 {
+			check(b, k.Launch(s, Grid{N: 1}, scaleArgs{X: x.All(), A: 1}))
+		}
+	})
+	check(b, err)
+	x20 := must(g.Instantiate())
+	defer func() { check(b, errors.Join(x20.Destroy(), g.Destroy())) }()
+	for _, c := range []struct {
+		name string
+		run  func() error
+		sync bool
+	}{
+		{"synchronize idle", func() error { return nil }, true},
+		{"record", func() error { return s.Record(e) }, false},
+		{"kernel", func() error { return k.Launch(s, Grid{N: 1}, scaleArgs{X: x.All(), A: 1}) }, false},
+		{"kernel and wait", func() error { return k.Launch(s, Grid{N: 1}, scaleArgs{X: x.All(), A: 1}) }, true},
+		{"graph of 20 kernels", func() error { return x20.Launch(s) }, false},
+		{"graph of 20 kernels and wait", func() error { return x20.Launch(s) }, true},
+		{"host function and wait", func() error { return s.HostFunc(func() {}) }, true},
+		{"4 bytes to host", func() error { return CopyToHost(host[:1], x.Slice(0, 1), s) }, true},
+		{"4 bytes to device", func() error { return CopyToDevice(x.Slice(0, 1), host[:1], s) }, true},
+		{"4 MiB to host", func() error { return CopyToHost(host, x.All(), s) }, true},
+		{"4 MiB to device", func() error { return CopyToDevice(x.All(), host, s) }, true},
+		{"4 MiB within", func() error { return Copy(y.All(), x.All(), s) }, true},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			n := 0
+			for b.Loop() {
+				if err := c.run(); err != nil {
+					b.Fatal(err)
+				}
+				if n++; c.sync || n%64 == 0 { // the queue of a stream is not endless
+					if err := s.Synchronize(ctx); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			check(b, s.Synchronize(ctx))
+		})
 	}
 }

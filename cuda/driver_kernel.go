@@ -9,11 +9,15 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/cuda/internal/cusys"
 )
 
 // kernelKey tells kernels apart. The struct of arguments is part of the source.
-type kernelKey struct{ name, source string }
+type kernelKey struct {
+	name   string
+	source kernelSource
+}
 
 // driverModule is a kernel loaded into the device's context.
 type driverModule struct {
@@ -40,30 +44,27 @@ type argBlock struct {
 // maxArgs is what every device takes as arguments, less the count of items.
 const maxArgs = 4096 - 16
 
-func (g *driverDevice) loadKernel(name, source string, args reflect.Type) (platformKernel, error) {
+func (g *driverDevice) loadKernel(name string, source kernelSource, args reflect.Type) (platformKernel, error) {
 	if err := g.unsafeCall("load kernel " + name); err != nil {
 		return nil, err
 	}
-	if source == "" {
+	if source == (kernelSource{}) {
 		return nil, fmt.Errorf("it has no CUDA source, which a %s device runs", g.platform)
 	}
 	layout, err := layoutOf(name, args)
 	if err != nil {
 		return nil, err
 	}
-	ptx := isPTX(source)
-	if !ptx {
-		source = layout.declaration + source
+	if source.cuda != "" {
+		source.cuda = layout.declaration + source.cuda
 	}
 	g.kmu.Lock()
 	defer g.kmu.Unlock()
 	m := g.kernels[kernelKey{name, source}]
 	if m == nil {
-		image := []byte(source)
-		if !ptx {
-			if image, err = compile(g, name, source); err != nil {
-				return nil, err
-			}
+		image, err := g.image(name, source)
+		if err != nil {
+			return nil, err
 		}
 		if m, err = g.loadModule(name, image); err != nil {
 			return nil, err
@@ -71,6 +72,19 @@ func (g *driverDevice) loadKernel(name, source string, args reflect.Type) (platf
 		g.kernels[kernelKey{name, source}] = m
 	}
 	return &driverKernel{g: g, name: name, fn: m.fn, layout: layout}, nil
+}
+
+// image is what the driver loads.
+func (g *driverDevice) image(name string, source kernelSource) ([]byte, error) {
+	if source.cuda == "" {
+		return []byte(source.ptx), nil
+	}
+	image, err := compile(g, name, source.cuda)
+	var missing *dl.LoadError
+	if source.ptx != "" && errors.As(err, &missing) {
+		return []byte(source.ptx), nil
+	}
+	return image, err
 }
 
 func (g *driverDevice) loadModule(name string, image []byte) (*driverModule, error) {
@@ -100,18 +114,6 @@ func (g *driverDevice) unload() error {
 	}
 	clear(g.kernels)
 	return errors.Join(errs...)
-}
-
-// isPTX reports whether the source is already compiled, to the driver's text form.
-func isPTX(source string) bool {
-	for line := range strings.Lines(source) {
-		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "//") {
-			continue
-		}
-		return strings.HasPrefix(line, ".version")
-	}
-	return false
 }
 
 // compilers are the open run-time compilers and what they have compiled in this process.

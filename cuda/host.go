@@ -147,7 +147,7 @@ func (d *hostDevice) mapShared(s SharedMemory) (platformPeer, error) {
 }
 
 // loadKernel has nothing to load: kernels run their Host function.
-func (d *hostDevice) loadKernel(string, string, reflect.Type) (platformKernel, error) {
+func (d *hostDevice) loadKernel(string, kernelSource, reflect.Type) (platformKernel, error) {
 	return nil, nil
 }
 

@@ -17,7 +17,7 @@ type Grid struct {
 // KernelSpec is a kernel as source: CUDA C++ for GPUs, a Go function for the host. A is one struct of arguments for both.
 type KernelSpec[A any] struct {
 	Name string
-	// CUDA is compiled when the kernel is loaded, for the device, once a process, or is PTX already. It defines
+	// CUDA is compiled when the kernel is loaded, for the device, once a process. It defines
 	//
 	//	extern "C" __global__ void NAME(NAME_args a, long long n)
 	//
@@ -25,6 +25,8 @@ type KernelSpec[A any] struct {
 	// names, bool and numbers as their equals in C (int and uint have 64 bits), a Slice[T] as struct{ T *ptr; long long n; } that can be indexed,
 	// arrays and structs of these. Float16, BFloat16 and the 8-bit floats are their bits: unsigned short, unsigned char. Nothing else can be a field.
 	CUDA string
+	// PTX is the same compiled already, for machines without the run-time compiler and kernels without CUDA; the driver makes code of it.
+	PTX string
 	// Host does items lo to hi-1; the host platform calls it from several goroutines with disjoint parts, of sizes that it chooses itself.
 	// It may not wait for anything.
 	Host func(g Grid, lo, hi int, a A)
@@ -50,7 +52,7 @@ func NewKernel[A any](d *Device, spec KernelSpec[A]) (*Kernel[A], error) {
 	if err := d.Err(); err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
-	raw, err := d.plat.loadKernel(spec.Name, spec.CUDA, reflect.TypeFor[A]())
+	raw, err := d.plat.loadKernel(spec.Name, kernelSource{spec.CUDA, spec.PTX}, reflect.TypeFor[A]())
 	if err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}

@@ -36,8 +36,11 @@ type platform interface {
 	newStream(id uint64) (platformStream, error)
 	newEvent(id uint64) (platformEvent, error)
 	// loadKernel compiles or finds a kernel whose arguments are of the Go type args; nil: the platform runs the Host function.
-	loadKernel(name, source string, args reflect.Type) (platformKernel, error)
+	loadKernel(name string, source kernelSource, args reflect.Type) (platformKernel, error)
 }
+
+// kernelSource is a kernel for GPUs.
+type kernelSource struct{ cuda, ptx string }
 
 type platformMemory interface {
 	pointer() unsafe.Pointer
