@@ -4,22 +4,23 @@
 //
 // The keeper is the launcher's own executable, started again: its init function recognises the name, so any
 // program that links package launcher can be its own keeper, and it runs before heavier packages initialise.
-// The package imports little for the same reason: initialisation follows the order of dependencies and paths.
+// Initialisation follows the order of dependencies and paths, so the package imports only what the runtime needs
+// anyway, no os, no fmt: less is initialised and touched before a keeper can do its work.
 package keeper
 
 import (
-	"bytes"
-	"fmt"
-	"os"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
 // arg0 is the keeper's argv[0] and its whole command line. A user can't start one by accident: no shell makes
 // a name with this in it from gorun's path.
 const arg0 = "gorun: keeper"
+
+// keeperVar is in the environment of a keeper, and of nothing else that has its name.
+const keeperVar = "GORUN_KEEPER"
 
 // jobVar is the variable by which a rank and everything it starts can be recognised.
 const jobVar = "GORUN_JOB_ID="
@@ -29,7 +30,7 @@ const jobVar = "GORUN_JOB_ID="
 const killBound = 10 * time.Second
 
 func init() {
-	if len(os.Args) == 1 && os.Args[0] == arg0 {
+	if v, _ := syscall.Getenv(keeperVar); v == "1" && string(readFile("/proc/self/cmdline")) == arg0+"\x00" {
 		serve()
 		syscall.Exit(0) // here and not in main: nothing of the launcher may run in this process
 	}
@@ -42,25 +43,44 @@ type Keeper struct {
 	lost int // read end: ends when the keeper dies
 }
 
+const runExe = "run /proc/self/exe"
+
+// startError says why a keeper did not start.
+type startError struct {
+	what string
+	err  error
+}
+
+func (e *startError) Error() string {
+	text := "start keeper: " + e.what + ": " + e.err.Error()
+	if e.what == runExe && e.err == syscall.ENOENT {
+		text += ": is /proc mounted?"
+	}
+	return text
+}
+func (e *startError) Unwrap() error { return e.err }
+
 // Start starts the keeper of a job. The caller's thread does not matter: a keeper has no parent-death signal.
 func Start(job string) (*Keeper, error) {
 	var life, lost [2]int
 	if err := syscall.Pipe2(life[:], syscall.O_CLOEXEC); err != nil {
-		return nil, fmt.Errorf("start keeper: pipe: %w", err)
+		return nil, &startError{"pipe", err}
 	}
 	if err := syscall.Pipe2(lost[:], syscall.O_CLOEXEC); err != nil {
 		syscall.Close(life[0])
 		syscall.Close(life[1])
-		return nil, fmt.Errorf("start keeper: pipe: %w", err)
+		return nil, &startError{"pipe", err}
 	}
 	null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	what := "open /dev/null"
 	k := &Keeper{life: life[1], lost: lost[0]}
 	if err == nil {
+		what = runExe
 		// No environment of the user: the keeper must not carry a job's id. It never collects garbage and
 		// needs one thread.
 		k.pid, err = syscall.ForkExec("/proc/self/exe", []string{arg0}, &syscall.ProcAttr{
 			Dir:   "/",
-			Env:   []string{"GOMAXPROCS=1", "GOGC=off"},
+			Env:   []string{"GOMAXPROCS=1", "GOGC=off", keeperVar + "=1"},
 			Files: []uintptr{uintptr(life[0]), uintptr(lost[1]), uintptr(null)},
 			Sys:   &syscall.SysProcAttr{Setsid: true},
 		})
@@ -69,12 +89,13 @@ func Start(job string) (*Keeper, error) {
 	syscall.Close(life[0])
 	syscall.Close(lost[1])
 	if err == nil {
+		what = "tell it the job"
 		err = k.send("job " + job + "\n")
 	}
 	if err != nil {
 		syscall.Close(life[1])
 		syscall.Close(lost[0])
-		return nil, fmt.Errorf("start keeper: %w", err)
+		return nil, &startError{what, err}
 	}
 	return k, nil
 }
@@ -87,11 +108,13 @@ func (k *Keeper) Lost() int { return k.lost }
 
 // Sessions tells the keeper of sessions to end.
 func (k *Keeper) Sessions(pids []int) error {
-	var b strings.Builder
+	var b []byte
 	for _, pid := range pids {
-		b.WriteString("session " + strconv.Itoa(pid) + "\n")
+		b = append(b, "session "...)
+		b = strconv.AppendInt(b, int64(pid), 10)
+		b = append(b, '\n')
 	}
-	return k.send(b.String())
+	return k.send(string(b))
 }
 
 func (k *Keeper) send(s string) error {
@@ -150,6 +173,26 @@ func serve() {
 	}
 }
 
+// ignore makes the process ignore a signal. The runtime's handler is replaced behind its back, as os/signal is not here.
+func ignore(sig syscall.Signal) {
+	const sigIgn = 1
+	action := struct {
+		handler, flags, restorer uintptr
+		mask                     uint64
+	}{handler: sigIgn}
+	syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, unsafe.Sizeof(action.mask), 0, 0)
+}
+
+// cut is bytes.Cut at one byte.
+func cut(s []byte, at byte) (before, after []byte, found bool) {
+	for i, c := range s {
+		if c == at {
+			return s[:i], s[i+1:], true
+		}
+	}
+	return s, nil, false
+}
+
 // orders is what the keeper has been told, a line each: "job ID", "session PID", "done".
 type orders struct {
 	job      string
@@ -161,17 +204,17 @@ type orders struct {
 func (o *orders) feed(data []byte) (done bool) {
 	o.part = append(o.part, data...)
 	for {
-		line, rest, found := bytes.Cut(o.part, []byte{'\n'})
+		line, rest, found := cut(o.part, '\n')
 		if !found {
 			return false
 		}
 		o.part = rest
-		switch verb, arg, _ := strings.Cut(string(line), " "); verb {
+		switch verb, arg, _ := cut(line, ' '); string(verb) {
 		case "job":
-			o.job = arg
+			o.job = string(arg)
 		case "session":
 			// Never 0, 1 or negative numbers: kill gives those another meaning.
-			if pid, err := strconv.Atoi(arg); err == nil && pid > 1 {
+			if pid, err := strconv.Atoi(string(arg)); err == nil && pid > 1 {
 				if o.sessions == nil {
 					o.sessions = map[int]bool{}
 				}

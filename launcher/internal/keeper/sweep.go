@@ -1,15 +1,10 @@
 package keeper
 
 import (
-	"bytes"
-	"os"
-	"os/signal"
 	"strconv"
 	"syscall"
 	"time"
 )
-
-func ignore(sig syscall.Signal) { signal.Ignore(sig) }
 
 // Sweep kills (SIGKILL) every process of the sessions and every process that carries the job's id in its
 // environment, again and again until it finds none or the bound is over. It returns how many are left.
@@ -18,8 +13,8 @@ func Sweep(job string, sessions map[int]bool, bound time.Duration) int {
 	for sid := range sessions {
 		syscall.Kill(-sid, syscall.SIGKILL)
 	}
-	self := os.Getpid()
-	mark := []byte(jobVar + job)
+	self := syscall.Getpid()
+	mark := jobVar + job
 	end := time.Now().Add(bound)
 	for {
 		found := 0
@@ -40,14 +35,11 @@ func Sweep(job string, sessions map[int]bool, bound time.Duration) int {
 }
 
 // carries reports whether "K=V" is one of the strings of the environment a process was started with.
-func carries(pid int, kv []byte) bool {
-	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err != nil {
-		return false
-	}
+func carries(pid int, kv string) bool {
+	env := readFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	for len(env) > 0 {
-		one, rest, _ := bytes.Cut(env, []byte{0})
-		if bytes.Equal(one, kv) {
+		one, rest, _ := cut(env, 0)
+		if string(one) == kv {
 			return true
 		}
 		env = rest
@@ -61,45 +53,103 @@ type Process struct {
 	State                       byte
 }
 
-// Processes reads the process table.
+// Processes reads the process table. It is empty where /proc is missing or shows another process namespace than this
+// process is in: its numbers would name others here.
 func Processes() []Process {
-	dir, err := os.Open("/proc")
+	self := make([]byte, 16)
+	n, err := syscall.Readlink("/proc/self", self)
+	if err != nil || string(self[:n]) != strconv.Itoa(syscall.Getpid()) {
+		return nil
+	}
+	dir, err := open("/proc", syscall.O_DIRECTORY)
 	if err != nil {
 		return nil
 	}
-	names, _ := dir.Readdirnames(-1)
-	dir.Close()
+	defer syscall.Close(dir)
+	var names []string
+	buf := make([]byte, 8192)
+	for {
+		n, err := syscall.ReadDirent(dir, buf)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			break
+		}
+		_, _, names = syscall.ParseDirent(buf[:n], -1, names)
+	}
 	var all []Process
 	for _, name := range names {
 		if name[0] < '0' || name[0] > '9' {
 			continue
 		}
-		stat, err := os.ReadFile("/proc/" + name + "/stat")
-		if err != nil {
-			continue // it has ended
-		}
-		if p, ok := parseStat(stat); ok {
+		// An empty one has ended.
+		if p, ok := parseStat(readFile("/proc/" + name + "/stat")); ok {
 			all = append(all, p)
 		}
 	}
 	return all
 }
 
+func open(file string, flags int) (fd int, err error) {
+	for {
+		fd, err = syscall.Open(file, syscall.O_RDONLY|syscall.O_CLOEXEC|flags, 0)
+		if err != syscall.EINTR {
+			return fd, err
+		}
+	}
+}
+
+// readFile is what can be read of a file, nil if that is nothing.
+func readFile(file string) []byte {
+	fd, err := open(file, 0)
+	if err != nil {
+		return nil
+	}
+	defer syscall.Close(fd)
+	var text []byte
+	for buf := make([]byte, 4096); ; {
+		n, err := syscall.Read(fd, buf)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return text
+		}
+		text = append(text, buf[:n]...)
+	}
+}
+
 // parseStat reads "pid (comm) state ppid pgrp session ..."; comm may hold anything, also parentheses and spaces.
 func parseStat(stat []byte) (p Process, ok bool) {
-	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
-	if open < 1 || end < open {
+	open, end := -1, -1
+	for i, c := range stat {
+		if c == '(' && open < 0 {
+			open = i
+		}
+		if c == ')' {
+			end = i
+		}
+	}
+	if open < 2 || end < open || stat[open-1] != ' ' {
 		return p, false
 	}
-	f := bytes.Fields(stat[end+1:])
-	if len(f) < 4 || len(f[0]) != 1 {
+	var f [4][]byte
+	rest := stat[end+1:]
+	for i := range f {
+		for len(rest) > 0 && rest[0] == ' ' {
+			rest = rest[1:]
+		}
+		f[i], rest, _ = cut(rest, ' ')
+	}
+	if len(f[0]) != 1 {
 		return p, false
 	}
 	p.State = f[0][0]
 	for _, v := range []struct {
 		to   *int
 		text []byte
-	}{{&p.PID, bytes.TrimSpace(stat[:open])}, {&p.Parent, f[1]}, {&p.Group, f[2]}, {&p.Session, f[3]}} {
+	}{{&p.PID, stat[:open-1]}, {&p.Parent, f[1]}, {&p.Group, f[2]}, {&p.Session, f[3]}} {
 		n, err := strconv.Atoi(string(v.text))
 		if err != nil {
 			return p, false

@@ -1,9 +1,12 @@
 package keeper
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +27,8 @@ func TestParseStat(t *testing.T) {
 		{"12 (sh) S 1", Process{}, false},
 		{")(", Process{}, false},
 		{"x (sh) S 1 2 3", Process{}, false},
+		{"(sh) S 1 2 3", Process{}, false},
+		{"12 (sh) S 1 2 3\n", Process{}, false}, // the kernel writes more fields
 	} {
 		got, ok := parseStat([]byte(c.stat))
 		if ok != c.ok || ok && !cmp.Equal(got, c.want) {
@@ -42,6 +47,71 @@ func TestProcessesFindsThisOne(t *testing.T) {
 		}
 	}
 	t.Error("this process is not in the table")
+}
+
+// The keeper starts fast because its package needs nothing that initialises late.
+func TestImportsLittle(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", `{{join .Imports " "}}`, ".").CombinedOutput()
+	if got, want := strings.TrimSpace(string(out)), "strconv syscall time unsafe"; err != nil || got != want {
+		t.Errorf("imports %s, %v, want %s", got, err, want)
+	}
+}
+
+// Only the keeper is one: its name alone, or its variable alone, makes none.
+func TestWhoIsAKeeper(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		arg0 string
+		env  []string
+		want bool
+	}{
+		{"keeper", arg0, []string{keeperVar + "=1"}, true},
+		{"name", arg0, nil, false},
+		{"variable", "gorun", []string{keeperVar + "=1"}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cmd := exec.Command("/proc/self/exe", "-test.run=^$")
+			cmd.Args[0], cmd.Env = c.arg0, c.env
+			if c.want || c.name == "name" {
+				cmd.Args = cmd.Args[:1]
+				cmd.Env = append(cmd.Env, "KEEPER_TEST_ALONE=1")
+			}
+			out, err := cmd.CombinedOutput() // its stdin is /dev/null: a keeper ends, and says nothing
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := len(out) == 0; got != c.want {
+				t.Errorf("output %q, keeper: %v, want %v", out, got, c.want)
+			}
+		})
+	}
+}
+
+// Without arguments the test binary would run all tests.
+func TestMain(m *testing.M) {
+	if os.Getenv("KEEPER_TEST_COUNT") != "" {
+		fmt.Println(len(Processes()))
+		return
+	}
+	if os.Getenv("KEEPER_TEST_ALONE") != "" {
+		fmt.Println("no keeper")
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// The /proc of another process namespace names other processes: it is not believed.
+func TestForeignProc(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{"KEEPER_TEST_COUNT=1"}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWUSER}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EINVAL) {
+		t.Skipf("no namespaces here: %v", err)
+	}
+	if got := strings.TrimSpace(string(out)); err != nil || got != "0" {
+		t.Errorf("%s processes, %v, want 0", got, err)
+	}
 }
 
 func TestOrders(t *testing.T) {
