@@ -161,6 +161,13 @@ func (l *library) call(c *Call, comm ncclsys.Comm) error {
 	t, _ := l.typeOf(c) // issue has asked
 	send, recv := ncclsys.DevicePtr(c.Send.Pointer()), ncclsys.DevicePtr(c.Recv.Pointer())
 	s := ncclsys.Stream(c.Stream.Handle())
+	// A rank that has one buffer only gives it for both: without an address the library would register nothing on that rank, and the others, which do, would hang.
+	if send == 0 {
+		send = recv
+	}
+	if recv == 0 {
+		recv = send
+	}
 	switch c.Op {
 	case OpAllReduce:
 		return l.sys.AllReduce(send, recv, c.Count, t, libReds[c.Red], comm, s)

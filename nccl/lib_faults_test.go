@@ -382,7 +382,8 @@ func TestLibraryInitRefuses(t *testing.T) {
 	}
 	// Both are in the library, which does not bring them together.
 	lost := func(ctx context.Context, job *bootstrap.Job) error {
-		return open(ctx, job, own(job), &nccl.Config{Timeout: time.Second})
+		err := open(ctx, job, own(job), &nccl.Config{Timeout: time.Second})
+		return errors.Join(err, job.Barrier(ctx)) // none leaves before the other has seen it
 	}
 	want := func(ranks ...int) func(*testing.T, []ranktest.Result) {
 		return func(t *testing.T, results []ranktest.Result) {

@@ -161,8 +161,10 @@ func libTypedOf[T cuda.Element](e element[T], fake bool) libTyped {
 				return nil
 			}
 			all := make([]T, recv.Len())
-			if err := errors.Join(cuda.CopyToHost(all, recv, w.stream), w.stream.Synchronize(w.ctx)); err != nil {
-				return err
+			ctx, cancel := context.WithTimeout(w.ctx, 10*time.Second) // so that what hangs is named
+			defer cancel()
+			if err := errors.Join(cuda.CopyToHost(all, recv, w.stream), w.stream.Synchronize(ctx)); err != nil {
+				return fmt.Errorf("%v of %v: %w", s, cuda.DTypeOf[T](), err)
 			}
 			v := make([]T, n)
 			for i, got := range all {
@@ -204,6 +206,7 @@ func TestLibraryCollectives(t *testing.T) {
 	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
 		return withDevice(ctx, job, nil, func(w *world) error {
 			const large = 3 << 20
+			start := time.Now()
 			for _, registered := range []bool{false, true} {
 				b, done, err := openBuffers(w, 2*large+4096, registered)
 				defer done()
@@ -212,6 +215,7 @@ func TestLibraryCollectives(t *testing.T) {
 				}
 				salt := 0
 				for i, ty := range libTypes {
+					fmt.Fprintf(os.Stderr, "%v registered=%t %s\n", time.Since(start), registered, ty.name)
 					counts := []int{0, 1, 17, 333}
 					if i == libF32 {
 						counts = append(counts, large/4-64)
@@ -240,6 +244,7 @@ func TestLibraryCollectives(t *testing.T) {
 						}
 					}
 				}
+				fmt.Fprintf(os.Stderr, "%v registered=%t: done\n", time.Since(start), registered)
 				st := w.comm.Stats()
 				if registered != (st.BytesDirect > 0) {
 					return fmt.Errorf("registered %t: %+v", registered, st)
