@@ -115,13 +115,13 @@ func newDriverDevice(dev *Device, p Platform, token string) (*driverDevice, erro
 	if err != nil {
 		return nil, err
 	}
-	index, err := chooseDevice(drv, token)
+	index, err := chooseDevice(drv, p, token)
 	if err != nil {
 		return nil, err
 	}
 	g := &driverDevice{dev: dev, platform: p, drv: drv, streams: make(map[*driverStream]struct{}), kernels: make(map[kernelKey]*driverModule)}
 	g.settings, _ = graphSettings(drv)
-	g.pinned.g = g
+	g.pinned.g, g.pinned.limit = g, pinnedLimit
 	if g.id, err = drv.Device(index); err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func (g *driverDevice) describe(index int) (Info, error) {
 		return i, err
 	}
 	if id, err := d.DeviceUUID(g.id); err == nil {
-		i.UUID = uuidText(id, i.Name)
+		i.UUID = uuidText(g.platform, id, i.Name)
 	} else if !cusys.IsMissing(err) {
 		return i, err
 	}
@@ -324,8 +324,11 @@ func address(p cusys.DevicePtr) unsafe.Pointer { return *(*unsafe.Pointer)(unsaf
 
 func devicePtr(p unsafe.Pointer) cusys.DevicePtr { return cusys.DevicePtr(uintptr(p)) }
 
-// uuidText is the UUID as the vendors' tools print it.
-func uuidText(id cusys.UUID, model string) string {
+// uuidText is the UUID as the vendors' tools print it. AMD's is text already.
+func uuidText(p Platform, id cusys.UUID, model string) string {
+	if p == HIP {
+		return "GPU-" + strings.TrimRight(string(id[:]), "\x00")
+	}
 	kind := "GPU"
 	if strings.Contains(model, " MIG ") {
 		kind = "MIG"
@@ -342,7 +345,7 @@ func isDeviceToken(token string) bool {
 }
 
 // chooseDevice finds the number of a token's device among those that the driver shows.
-func chooseDevice(drv *cusys.Driver, token string) (int, error) {
+func chooseDevice(drv *cusys.Driver, p Platform, token string) (int, error) {
 	n, err := drv.DeviceCount()
 	if err != nil {
 		return 0, err
@@ -380,7 +383,7 @@ func chooseDevice(drv *cusys.Driver, token string) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		text := uuidText(id, name)
+		text := uuidText(p, id, name)
 		all = append(all, text)
 		if strings.HasPrefix(strings.ToLower(text), strings.ToLower(token)) {
 			found = append(found, i)

@@ -43,6 +43,7 @@ type pinnedPool struct {
 	free   [len(pinnedSizes)][]unsafe.Pointer
 	slabs  []unsafe.Pointer
 	total  uintptr
+	limit  uintptr
 	events []cusys.Event
 }
 
@@ -61,7 +62,7 @@ func (p *pinnedPool) get(n uintptr) (pinnedPiece, error) {
 			return piece, nil
 		}
 		p.mu.Lock()
-		full := p.total >= pinnedLimit
+		full := p.total >= p.limit
 		p.mu.Unlock()
 		if !full || time.Since(start) > pinnedWait {
 			break

@@ -178,10 +178,7 @@ func TestGPUOpen(t *testing.T) {
 	if err != nil || total == 0 || free > total {
 		t.Errorf("memory: %d of %d free, %v", free, total, err)
 	}
-	if d.Platform() != CUDA {
-		return
-	}
-	if i.Major == 0 || len(i.UUID) != len("GPU-00000000-0000-0000-0000-000000000000") || i.PCIBusID == "" {
+	if length := len("GPU-00000000-0000-0000-0000-000000000000"); i.Major == 0 || i.PCIBusID == "" || d.Platform() == CUDA && len(i.UUID) != length {
 		t.Errorf("%+v", i)
 	}
 	for _, token := range []string{fmt.Sprint(i.Index), i.UUID, strings.ToUpper(i.UUID[:3]) + i.UUID[3:16]} {
@@ -218,7 +215,7 @@ func TestGPUChoice(t *testing.T) {
 	} {
 		t.Setenv("GORUN_LOCAL_RANK", c.local)
 		t.Setenv("LOCAL_RANK", c.foreign)
-		got, err := chooseDevice(drivers.open[CUDA], "")
+		got, err := chooseDevice(drivers.open[CUDA], CUDA, "")
 		if c.errText != "" {
 			if n > 1 || c.local == "many" {
 				wantText(t, err, c.errText)
@@ -275,7 +272,10 @@ func TestGPUMemory(t *testing.T) {
 			}
 		}
 		_, err := d.Alloc(1<<45, kind)
-		wantError(t, err, ErrOutOfMemory, "allocate", kind.String())
+		wantError(t, err, ErrOutOfMemory, "allocate", kind.String(), "the device has")
+		_, err = d.Alloc(d.Info().Memory, kind)
+		wantError(t, err, ErrOutOfMemory, "allocate", kind.String(), map[Platform]string{
+			CUDA: "CUDA_ERROR_OUT_OF_MEMORY 2", MUSA: "MUSA_ERROR_OUT_OF_MEMORY 2", HIP: "hipErrorOutOfMemory 2"}[d.Platform()])
 	}
 	m := must(d.Alloc(16, Shareable))
 	_, err := m.Share()
@@ -367,6 +367,42 @@ func TestGPUCopies(t *testing.T) {
 		if !slices.Equal(j.out, j.want) {
 			t.Fatalf("copy %d came back wrong", i)
 		}
+	}
+}
+
+// TestGPUPinnedMemory wants copies to be enqueued also when all pinned memory is in use, and used again when it is not.
+func TestGPUPinnedMemory(t *testing.T) {
+	d := openGPU(t)
+	s, other := newStream(t, d), newStream(t, d)
+	pool := &d.plat.(*driverDevice).pinned
+	pool.limit = 8 << 20
+	const n = 32 << 20
+	x, y := malloc[uint8](t, d, n), malloc[uint8](t, d, n)
+	in, out := make([]uint8, n), make([]uint8, n)
+	for i := range in {
+		in[i] = uint8(i >> 8)
+	}
+	let := block(t, s)
+	check(t, CopyToDevice(x.All(), in, s))
+	check(t, CopyToHost(out, x.All(), s))
+	if pool.total < 2*n {
+		t.Errorf("%d bytes pinned for %d in use", pool.total, 2*n)
+	}
+	let()
+	check(t, s.Synchronize(testContext(t)))
+	if !slices.Equal(in, out) {
+		t.Error("the bytes came back wrong")
+	}
+	// Pieces come back while the stream goes on, without a wait for it.
+	total := pool.total
+	for range 8 {
+		check(t, CopyToDevice(y.All(), in, other))
+	}
+	if pool.total > total+2*n {
+		t.Errorf("%d bytes pinned, before %d", pool.total, total)
+	}
+	if got := fetch(t, other, y.All()); !slices.Equal(got, in) {
+		t.Error("the bytes of a busy stream came back wrong")
 	}
 }
 
@@ -549,7 +585,7 @@ func TestGPUWatch(t *testing.T) {
 			return broken
 		}
 		return nil
-	})
+	}, nil)
 	ctx := testContext(t)
 	check(t, comm.Synchronize(ctx))
 	if asked.Load() == 0 || !empty.Load() {
@@ -587,7 +623,7 @@ func TestGPUWatch(t *testing.T) {
 	remove()
 
 	again := newStream(t, d)
-	remove = again.Watch(func(bool) error { return broken })
+	remove = again.Watch(func(bool) error { return broken }, nil)
 	remove()
 	check(t, again.Synchronize(ctx))
 }
@@ -1494,7 +1530,7 @@ func TestGPUHungClose(t *testing.T) {
 			return broken
 		}
 		return nil
-	})
+	}, nil)
 	g, err := captured(t, s, func() { check(t, s.HostFunc(func() {})) })
 	check(t, err)
 	var released atomic.Bool

@@ -267,12 +267,18 @@ API int cuDeviceGetAttribute(int *v, int a, int dev) {
 	return 0;
 }
 API int cuDeviceGetUuid_v2(unsigned char *id, int dev) {
+#ifdef HIP
+	char text[17];
+	snprintf(text, sizeof text, "8a5e%012x", dev);
+	memcpy(id, text, 16);
+#else
 	for (int i = 0; i < 16; i++)
 		id[i] = 0x10 * (dev + 1) + i;
+#endif
 	return 0;
 }
 API int cuDeviceGetName(char *b, int n, int dev) { snprintf(b, n, "Fake %d", dev); return 0; }
-API int cuDeviceTotalMem_v2(size_t *n, int dev) { (void)dev; *n = 1ull << 34; return 0; }
+API int cuDeviceTotalMem_v2(size_t *n, int dev) { (void)dev; *n = 1ull << 35; return 0; } /* half of it cannot be had */
 API int cuDeviceGetPCIBusId(char *b, int n, int dev) { snprintf(b, n, "0000:%02x:00.0", dev + 1); return 0; }
 API int cuDeviceCanAccessPeer(int *v, int a, int b) { *v = a != b; return 0; }
 #ifdef HIP
@@ -636,8 +642,20 @@ API int cuLaunchKernel(const char *f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u3
 	return unlock(emit(s, (struct op){.kind = SCALE, .dst = (u64)(uintptr_t)a->x, .count = n, .factor = a->a}));
 }
 
+#if defined HIP
+#define NAME(a, b) b
+#elif defined MUSA
+#define NAME(a, b) "MUSA_" a
+#else
+#define NAME(a, b) "CUDA_" a
+#endif
 static const char *error_name(int rc) {
-	return rc == 2 ? "ERROR_OUT_OF_MEMORY" : rc == 700 ? "ERROR_ILLEGAL_ADDRESS" : rc == 900 ? "ERROR_STREAM_CAPTURE_UNSUPPORTED" : 0;
+	switch (rc) {
+	case 2: return NAME("ERROR_OUT_OF_MEMORY", "hipErrorOutOfMemory");
+	case 700: return NAME("ERROR_ILLEGAL_ADDRESS", "hipErrorIllegalAddress");
+	case 900: return NAME("ERROR_STREAM_CAPTURE_UNSUPPORTED", "hipErrorStreamCaptureUnsupported");
+	}
+	return 0;
 }
 static const char *error_text(int rc) {
 	return rc == 2 ? "out of memory" : rc == 700 ? "an illegal memory access was encountered" : rc == 900 ? "operation not permitted when stream is capturing" : 0;
