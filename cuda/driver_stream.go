@@ -43,7 +43,10 @@ type driverStream struct {
 	watches atomic.Pointer[[]*driverWatch]
 }
 
-type driverWatch struct{ check func(done bool) error }
+type driverWatch struct {
+	check func(done bool) error
+	doing func() string // may be nil
+}
 
 // upstream is a position of another stream that this one waits for, at a position of its own, with copies to Go memory before it.
 type upstream struct {
@@ -114,8 +117,8 @@ func (s *driverStream) submit(Task) error {
 	return &Error{Op: "submit", Detail: s.String(), Err: fmt.Errorf("tasks run on the host platform, this is a %s", s.g)}
 }
 
-func (s *driverStream) watch(check func(done bool) error) (remove func()) {
-	w := &driverWatch{check}
+func (s *driverStream) watch(check func(done bool) error, doing func() string) (remove func()) {
+	w := &driverWatch{check, doing}
 	s.changeWatches(func(list []*driverWatch) []*driverWatch { return append(list, w) })
 	return func() {
 		s.changeWatches(func(list []*driverWatch) []*driverWatch {
@@ -199,10 +202,29 @@ func (s *driverStream) synchronize(ctx context.Context) error {
 		return err
 	}
 	if err := wait(ctx, s.g, s); err != nil {
-		return &Error{Op: op, Detail: s.String(), Err: err}
+		return &Error{Op: op, Detail: s.doing(ctx), Err: err}
 	}
 	s.land(position)
 	return nil
+}
+
+// doing is the stream, and where ctx has ended what those who watch it say that it is in.
+func (s *driverStream) doing(ctx context.Context) string {
+	text := s.String()
+	if ctx.Err() == nil {
+		return text
+	}
+	joint := " in "
+	for _, w := range *s.watches.Load() {
+		if w.doing == nil {
+			continue
+		}
+		if what := w.doing(); what != "" {
+			text += joint + what
+			joint = "; "
+		}
+	}
+	return text
 }
 
 func (s *driverStream) query() (bool, error) {

@@ -70,7 +70,7 @@ type platformStream interface {
 	endCapture() (platformGraph, error)
 	capture() *Capture
 	// watch has check asked by whoever waits: see Stream.Watch.
-	watch(check func(done bool) error) (remove func())
+	watch(check func(done bool) error, doing func() string) (remove func())
 }
 
 type platformEvent interface {

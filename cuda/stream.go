@@ -94,9 +94,12 @@ func (s *Stream) HostFunc(fn func()) error {
 
 // Watch has check asked by whoever waits for the stream, for an event of it, or for a stream that waits for one: with done false before the driver is asked, and
 // again and again while the wait goes on; with done true when the driver then says that all is done. An error that it returns ends the wait and sticks
-// to the stream, also if the driver reports success, as it does for a collective that was aborted. check must not wait, nor call package cuda. For libraries on a
-// GPU; a host task fails by itself, and the host platform asks nothing.
-func (s *Stream) Watch(check func(done bool) error) (remove func()) { return s.raw.watch(check) }
+// to the stream, also if the driver reports success, as it does for a collective that was aborted. doing (nil: nothing) is asked when ctx ends a wait, and says for
+// its error what the stream is in ("" for nothing). Neither may wait, nor call package cuda. For libraries on a GPU; a host task fails and tells by itself,
+// and the host platform asks nothing.
+func (s *Stream) Watch(check func(done bool) error, doing func() string) (remove func()) {
+	return s.raw.watch(check, doing)
+}
 
 // Record and Wait order streams by an event. During a capture a Wait on an event recorded in the capture makes the stream join it.
 // Waiting on an event that was never recorded does nothing.

@@ -203,16 +203,15 @@ func (st *state) leave() error {
 	return st.destroy()
 }
 
-// destroy gives up the executable, and after Close the template, as soon as no launch is in progress.
+// destroy gives up the executable and the template as soon as no launch is in progress. Also where a communicator has failed: NCCL's abort waits
+// for whatever has its registrations, and the template has them too.
 func (st *state) destroy() error {
 	st.mu.Lock()
 	var x *cuda.GraphExec
 	var t *cuda.Graph
 	if st.busy == 0 && (st.closed || st.broken != nil) {
 		x, st.exec = st.exec, nil
-		if st.closed {
-			t, st.tmpl = st.tmpl, nil
-		}
+		t, st.tmpl = st.tmpl, nil
 	}
 	st.mu.Unlock()
 	// With no lock: the release may run in here.
@@ -332,7 +331,7 @@ func (st *state) release() {
 	})
 }
 
-// Break is called by a communicator that fails: the executable goes, later launches return the cause.
+// Break is called by a communicator that fails: the graph goes, later launches return the cause.
 func (st *state) Break(cause error) {
 	st.mu.Lock()
 	if st.broken == nil {

@@ -693,29 +693,13 @@ func (t *collTask) Waiting() string {
 			if who != "" {
 				who += ", "
 			}
-			who += fmt.Sprintf("rank %d (%s)", r, h.whereabouts(r))
+			who += fmt.Sprintf("rank %d (%s)", r, h.c.whereabouts(r))
 		}
 	}
 	if who == "" {
 		return text + "all have come"
 	}
 	return text + "waits for " + who
-}
-
-// whereabouts says what a member's ledger tells of it.
-func (h *host) whereabouts(r int) string {
-	a := h.c.peers[r].acct
-	if n, closed := h.peerClosed(r); closed {
-		return fmt.Sprintf("closed after call #%d", n)
-	}
-	if busy := a.Busy(); busy != "" {
-		return "in " + busy
-	}
-	last := a.Last()
-	if rec, ok := a.At(last); ok {
-		return fmt.Sprintf("last enqueued #%d, %s; done: %d", last, recordText(rec), a.Done())
-	}
-	return "has enqueued nothing"
 }
 
 var (

@@ -59,6 +59,8 @@ type Comm struct {
 	cancel context.CancelCauseFunc // ends them
 	unsee  func()                  // stops the watch of the job's events
 
+	userRegs atomic.Int32 // allocations registered by the user: most calls need not look
+
 	calls, direct, staged atomic.Uint64
 }
 
@@ -443,7 +445,8 @@ func (c *Comm) Abort(err error) error {
 	return nil
 }
 
-// Drain gives back, without the other members, what closed graphs and registrations still hold here (mappings of peers' memory). Local.
+// Drain gives back, without the other members, what closed graphs and registrations still hold here (mappings of peers' memory, the library's registrations).
+// What a replay in flight still uses stays until a Drain after it, or Close. Local.
 func (c *Comm) Drain(ctx context.Context) error {
 	c.drainHolders()
 	if err := ctx.Err(); err != nil {
@@ -452,9 +455,13 @@ func (c *Comm) Drain(ctx context.Context) error {
 	c.mu.Lock()
 	closed := c.closed
 	c.mu.Unlock()
-	if !closed {
-		c.be.drain()
+	if closed {
+		return nil
 	}
+	if l, ok := c.be.(*library); ok {
+		l.awaitReleases(ctx)
+	}
+	c.be.drain()
 	return nil
 }
 

@@ -281,3 +281,19 @@ func (c *Comm) closedBefore(own bootstrap.Record, r int) error {
 	}
 	return nil
 }
+
+// whereabouts says what a member's ledger tells of it.
+func (c *Comm) whereabouts(r int) string {
+	a := c.peers[r].acct
+	if n, closed := c.be.peerClosed(r); closed {
+		return fmt.Sprintf("closed after call #%d", n)
+	}
+	if busy := a.Busy(); busy != "" {
+		return "in " + busy
+	}
+	last := a.Last()
+	if rec, ok := a.At(last); ok {
+		return fmt.Sprintf("last enqueued #%d, %s; done: %d", last, recordText(rec), a.Done())
+	}
+	return "has enqueued nothing"
+}

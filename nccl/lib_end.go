@@ -53,6 +53,7 @@ func (l *library) releaseDead() {
 		}
 	}
 	l.dead, l.freeing, l.undone = nil, nil, 0
+	l.waiting.Store(0)
 	l.rmu.Unlock()
 	for _, h := range holds {
 		h.Release()
@@ -227,6 +228,7 @@ func (l *library) deregister(m *cuda.Memory, user bool, hold *cuda.Hold) (after 
 		delete(l.handles, m.ID())
 	}
 	l.freeing = append(l.freeing, f)
+	l.waiting.Add(1)
 	return l.flush
 }
 
@@ -239,13 +241,7 @@ func (l *library) unlock() {
 // flush gives back what waits, unless another goroutine is in the library: that one does it then.
 func (l *library) flush() error {
 	var errs []error
-	for {
-		l.rmu.Lock()
-		waits := len(l.freeing) > 0
-		l.rmu.Unlock()
-		if !waits || !l.mu.TryLock() {
-			return errors.Join(errs...)
-		}
+	for l.waiting.Load() > 0 && l.mu.TryLock() {
 		holds, err := l.flushLocked()
 		l.mu.Unlock()
 		errs = append(errs, err)
@@ -253,12 +249,14 @@ func (l *library) flush() error {
 			h.Release()
 		}
 	}
+	return errors.Join(errs...)
 }
 
 func (l *library) flushLocked() (holds []*cuda.Hold, err error) {
 	l.rmu.Lock()
 	list := l.freeing
 	l.freeing = nil
+	l.waiting.Store(0)
 	graphs := false
 	for _, f := range list {
 		if f.graph && !l.ended {
@@ -342,6 +340,29 @@ func (l *library) leased() bool {
 	return l.c.gate != nil
 }
 
+// releaseWait bounds the wait for the driver to say that closed graphs are gone. It says so on a thread of its own, mostly within 0.2 ms.
+const releaseWait = time.Second
+
+// awaitReleases waits until closed graphs without a replay in flight have given up their registrations.
+func (l *library) awaitReleases(ctx context.Context) {
+	start := time.Now()
+	for l.c.awaited() && l.outstanding() == 0 && ctx.Err() == nil && time.Since(start) < releaseWait {
+		time.Sleep(20 * time.Microsecond)
+	}
+}
+
+// awaited reports whether registrations of closed graphs are still held by them.
+func (c *Comm) awaited() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.regs {
+		if r.pending > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // drainGroups are enough for the library to look at what closed graphs have left: it does so at every 11th launch.
 const drainGroups = 11
 
@@ -349,6 +370,12 @@ const drainGroups = 11
 // gives back the memory. Elsewhere than in NCCL's line it happens when the communicator ends.
 func (l *library) drain() {
 	l.mu.Lock()
+	freed, _ := l.flushLocked()
+	defer func() {
+		for _, h := range freed {
+			h.Release()
+		}
+	}()
 	l.rmu.Lock()
 	n, holds := l.undone, l.dead
 	l.rmu.Unlock()

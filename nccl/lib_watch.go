@@ -52,7 +52,7 @@ func (l *library) useOf(s *cuda.Stream) *use {
 		return u
 	}
 	u = &use{l: l, s: s}
-	u.remove = s.Watch(u.check)
+	u.remove = s.Watch(u.check, u.doing)
 	l.umu.Lock()
 	other := l.uses[s]
 	if other == nil {
@@ -89,6 +89,27 @@ func (u *use) check(done bool) error {
 		u.l.reached(seq)
 	}
 	return nil
+}
+
+// doing says, where a wait was given up, which members have not come.
+func (u *use) doing() string {
+	if u.issued.Load() == u.done.Load() {
+		return ""
+	}
+	c := u.l.c
+	text := fmt.Sprintf("%s on communicator %s", u.name(), c.name)
+	seq := u.what.Load() << 8 >> 8
+	if seq == 0 {
+		return text // point to point
+	}
+	joint := ": waits for "
+	for r, p := range c.peers {
+		if r != c.rank && p.acct != nil && p.acct.Last() < seq {
+			text += fmt.Sprintf("%srank %d (%s)", joint, r, c.whereabouts(r))
+			joint = ", "
+		}
+	}
+	return text
 }
 
 func (u *use) name() string {

@@ -415,7 +415,7 @@ func (t *p2pTask) Waiting() string {
 	}
 	for i := range t.ops {
 		if m := &t.ops[i]; m.state != messageDone {
-			return fmt.Sprintf("%v on communicator %s: waits for rank %d (%s)", m.call, h.c.name, m.call.Root, h.whereabouts(int(m.call.Root)))
+			return fmt.Sprintf("%v on communicator %s: waits for rank %d (%s)", m.call, h.c.name, m.call.Root, h.c.whereabouts(int(m.call.Root)))
 		}
 	}
 	return t.name()
