@@ -21,7 +21,7 @@ func TestGraphReg(t *testing.T) {
 				out := exampletest.InProcess(t, ranks, func(ctx context.Context, job *bootstrap.Job, stdout io.Writer) error {
 					return graphReg(ctx, job, n, stdout)
 				})
-				exampletest.Contains(t, out, "before:         0 registrations, 0 held by graphs", ", 0 bytes staged\n", "graph closed:   0 registrations, 0 held by graphs, 0 pending release, 0 mappings")
+				exampletest.Contains(t, out, "before:         0 registrations, 0 held by graphs", ", 0 bytes staged\n", "drained:        0 registrations, 0 held by graphs, 0 pending release, 0 mappings")
 			})
 		}
 	}
