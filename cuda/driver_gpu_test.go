@@ -613,7 +613,7 @@ func TestGPUWatch(t *testing.T) {
 		check(t, g.bind())
 		defer g.unbind()
 		return must(comm.raw.(*driverStream).ready())
-	}, nil)
+	})
 	_, err := comm.Query()
 	wantError(t, err, broken, comm.String())
 	wantError(t, comm.Synchronize(ctx), broken)
@@ -1562,7 +1562,7 @@ func BenchmarkGPU(b *testing.B) {
 		for range 20 {
 			check(b, k.Launch(s, Grid{N: 1}, scaleArgs{X: x.All(), A: 1}))
 		}
-	}, nil)
+	})
 	check(b, err)
 	x20 := must(g.Instantiate())
 	defer func() { check(b, errors.Join(x20.Destroy(), g.Destroy())) }()
