@@ -11,7 +11,7 @@ run-gpu-tests.sh [flags] [BUNDLE]
 Runs what make gpu-bundle has put into BUNDLE (default: the folder of this script), and goes on
 after failures. Writes at most 8 files, 16 MiB in all:
 
-  results.json   each step: name, status, exit code, seconds, last lines
+  results.json   each step: name, status, exit code, seconds, last lines, tests that were skipped
   figures.json   what the benchmark measured, with the machine's facts
   facts.txt      GPUs, driver, libraries, kernel
   logs.tar.gz    the output of each step
@@ -172,17 +172,25 @@ wanted() {
 	return 1
 }
 
-# record NAME STATUS CODE MILLISECONDS TEXT
+# record NAME STATUS CODE MILLISECONDS TEXT [WHY]; tests_skipped are the tests of a binary that did not run.
+tests_skipped=()
 record() {
+	local skips= sep= t
+	for t in ${tests_skipped[@]+"${tests_skipped[@]}"}; do
+		skips+=$sep$(quote "$t")
+		sep=", "
+	done
 	count=$((count + 1))
-	results+=("$(printf '{"name": %s, "status": "%s", "rc": %d, "seconds": %d.%03d, "last": %s}' \
-		"$(quote "$1")" "$2" "$3" $(($4 / 1000)) $(($4 % 1000)) "$(quote "$5")")")
+	results+=("$(printf '{"name": %s, "status": "%s", "rc": %d, "seconds": %d.%03d, "last": %s, "tests_skipped": [%s]}' \
+		"$(quote "$1")" "$2" "$3" $(($4 / 1000)) $(($4 % 1000)) "$(quote "$5")" "$skips")")
 	case $2 in
 	passed) passed=$((passed + 1)) ;;
 	failed) failed+=("$1") ;;
 	skipped) skipped=$((skipped + 1)) ;;
 	esac
-	printf '%-7s %-32s %4d.%03d s%s\n' "$2" "$1" $(($4 / 1000)) $(($4 % 1000)) "${6:-}"
+	local more=${6:-}
+	[ ${#tests_skipped[@]} -eq 0 ] || more="   ${#tests_skipped[@]} tests skipped"
+	printf '%-7s %-32s %4d.%03d s%s\n' "$2" "$1" $(($4 / 1000)) $(($4 % 1000)) "$more"
 	[ "$2" != failed ] || printf '%s\n' "$5" | tail -n 8 | while IFS= read -r line; do printf '        %.300s\n' "$line"; done
 	write_results
 }
@@ -257,6 +265,12 @@ step() {
 		mv "$log.cut" "$log"
 	fi
 	[ -z "$why" ] || printf '%s\n' "$why" >>"$log"
+	tests_skipped=()
+	local line
+	while IFS= read -r line; do
+		[[ ! $line =~ ^\ *---\ SKIP:\ ([^\ ]+) ]] || tests_skipped+=("${BASH_REMATCH[1]}")
+		[ ${#tests_skipped[@]} -lt 100 ] || break
+	done < <(tr -d '\000' <"$log")
 	local last
 	last=$(tail -c 4096 "$log" | tr -d '\000' | tail -n 20)
 	if [ $code -eq 0 ]; then
@@ -268,6 +282,7 @@ step() {
 		[ -z "$fails" ] || last="$fails"$'\n...\n'"$(printf '%s' "$last" | tail -n 5)"
 		record "$name" failed "$code" "$took" "$last"
 	fi
+	tests_skipped=()
 	return $code
 }
 

@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/gorun-dev/gorun/bootstrap"
@@ -67,30 +68,15 @@ func run(ctx context.Context, c *config, stdout io.Writer) error {
 }
 
 // runJob measures what c asks for. Rank 0 writes to stdout.
-func runJob(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Writer) error {
-	if job.Rank() != 0 {
-		stdout = io.Discard
-	}
+func runJob(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Writer) (err error) {
 	if c.root >= job.Size() {
 		return fmt.Errorf("-root %d: there are %d ranks", c.root, job.Size())
 	}
-	dev, err := cuda.Open(job.Device())
+	b, done, err := newBencher(ctx, job, c, stdout)
 	if err != nil {
 		return err
 	}
-	defer dev.Close()
-	stream, err := dev.NewStream()
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	comm, err := nccl.Init(ctx, job, dev)
-	if err != nil {
-		return err
-	}
-	defer comm.Close()
-	b := &bencher{config: c, job: job, dev: dev, stream: stream, comm: comm}
-	b.out = newReport(stdout, c, dev, job.Size())
+	defer func() { err = errors.Join(err, done()) }()
 	if err := types[c.dtype](ctx, b); err != nil {
 		return err
 	}
@@ -98,6 +84,41 @@ func runJob(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Writer
 		return &wrongError{b.wrong, b.checked}
 	}
 	return nil
+}
+
+// newBencher opens what a rank measures with; done closes it.
+func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Writer) (b *bencher, done func() error, err error) {
+	if job.Rank() != 0 {
+		stdout = io.Discard
+	}
+	var open []io.Closer
+	done = func() error {
+		var errs []error
+		for _, c := range slices.Backward(open) {
+			errs = append(errs, c.Close())
+		}
+		return errors.Join(errs...)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, done())
+		}
+	}()
+	b = &bencher{config: c, job: job}
+	if b.dev, err = cuda.Open(job.Device()); err != nil {
+		return nil, nil, err
+	}
+	open = append(open, b.dev)
+	if b.stream, err = b.dev.NewStream(); err != nil {
+		return nil, nil, err
+	}
+	open = append(open, b.stream)
+	if b.comm, err = nccl.Init(ctx, job, b.dev); err != nil {
+		return nil, nil, err
+	}
+	open = append(open, b.comm)
+	b.out = newReport(stdout, c, b.dev, job.Size())
+	return b, done, nil
 }
 
 // wrongError says that results were wrong. Every rank has it.

@@ -1,0 +1,493 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/bootstrap/ranktest"
+	"github.com/gorun-dev/gorun/cuda"
+)
+
+var update = flag.Bool("update", false, "write golden files")
+
+func TestMain(m *testing.M) {
+	os.Setenv("GORUN_DEVICE", "host") // several ranks of these tests are in one process
+	goleak.VerifyTestMain(m)
+}
+
+func TestParse(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		args string
+		want func(*config)
+		err  string
+	}{
+		{name: "defaults", want: func(*config) {}},
+		{name: "sizes", args: "-b 1K -e 2G -f 4", want: func(c *config) { c.min, c.max, c.factor = 1<<10, 2<<30, 4 }},
+		{name: "step", args: "-b 8 -e 64 -i 8", want: func(c *config) { c.max, c.step = 64, 8 }},
+		{name: "lists", args: "-op broadcast,all-reduce,broadcast -mode graph,plain -calls captured -place in,out", want: func(c *config) {
+			c.ops, c.modes = []string{"broadcast", "all-reduce"}, []string{"graph", "plain"}
+			c.calls, c.places = []string{"captured"}, []string{"in", "out"}
+		}},
+		{name: "all", args: "-op all -place all", want: func(c *config) { c.places = []string{"out", "in"} }},
+		{name: "the rest", args: "-t int8 -red max -root 1 -n 3 -g 4 -w 0 -r 1 -limit 1s -c --json", want: func(c *config) {
+			c.dtype, c.red, c.root, c.n, c.perGraph, c.warmUp, c.rounds = "int8", "max", 1, 3, 4, 0, 1
+			c.limit, c.check, c.json = time.Second, true, true
+		}},
+		{name: "help", args: "-h", err: "flag: help requested"},
+		{name: "operation", args: "-op alltoall", err: `invalid value "alltoall" for flag -op: no operation "alltoall"; there are all-reduce, all-gather, reduce-scatter, broadcast, sendrecv; -h shows the flags`},
+		{name: "flag", args: "-frob", err: "flag provided but not defined: -frob; -h shows the flags"},
+		{name: "argument", args: "8", err: `unexpected argument "8"; -h shows the flags`},
+		{name: "type", args: "-t complex64", err: "-t complex64: there are int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64"},
+		{name: "reduction", args: "-red prod", err: "-red prod: there are sum, min, max"},
+		{name: "root", args: "-root -1", err: "-root -1: want a rank"},
+		{name: "order", args: "-b 8 -e 4", err: "-b 8 -e 4: want 1 <= b <= e"},
+		{name: "nothing", args: "-b 0", err: "-b 0 -e 67108864: want 1 <= b <= e"},
+		{name: "factor", args: "-f 1", err: "-f 1: want more than 1"},
+		{name: "factor that is no number", args: "-f NaN", err: "-f NaN: want more than 1"},
+		{name: "rounds", args: "-r 0", err: "-n, -g and -r are at least 1, -w at least 0"},
+		{name: "limit", args: "-limit 0s", err: "-limit 0s: want more than 0"},
+		{name: "too large", args: "-e 99999G", err: `invalid value "99999G" for flag -e: want a size such as 8, 64K, 1M or 1G, up to 16384G; -h shows the flags`},
+		{name: "unit", args: "-e 5MG", err: `invalid value "5MG" for flag -e: want a size such as 8, 64K, 1M or 1G; -h shows the flags`},
+		{name: "no series", args: "-mode graph -calls eager", err: "nothing to measure: graph and window are modes of captured calls, and sendrecv has neither a window nor a place in"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := parse(strings.Fields(tt.args))
+			if tt.err != "" {
+				if err == nil || err.Error() != tt.err {
+					t.Fatalf("got error %v, want %s", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := &config{ops: opNames, modes: modeNames, calls: callsNames, places: []string{"out"}, dtype: "float32", red: "sum",
+				min: 8, max: 64 << 20, factor: 2, n: 20, perGraph: 20, warmUp: 5, rounds: 5, limit: 200 * time.Millisecond}
+			tt.want(want)
+			if d := cmp.Diff(got, want, cmp.AllowUnexported(config{})); d != "" {
+				t.Errorf("got - want +:\n%s", d)
+			}
+		})
+	}
+}
+
+func FuzzParseBytes(f *testing.F) {
+	for _, s := range []string{"8", "64K", "1GiB", "", "KK", "99999999999999999999", "16384G"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if n, err := parseBytes(s); err == nil && n > maxBytes {
+			t.Errorf("%q is %d", s, n)
+		}
+	})
+}
+
+func TestSizes(t *testing.T) {
+	for _, tt := range []struct {
+		c    config
+		want []uint64
+	}{
+		{config{min: 8, max: 64, factor: 2}, []uint64{8, 16, 32, 64}},
+		{config{min: 8, max: 100, factor: 4}, []uint64{8, 32}},
+		{config{min: 1, max: 4, factor: 1.01}, []uint64{1, 2, 3, 4}}, // it gets on
+		{config{min: 5, max: 5, factor: 2}, []uint64{5}},
+		{config{min: 8, max: 40, factor: 2, step: 16}, []uint64{8, 24, 40}},
+	} {
+		if got := tt.c.sizes(); !slices.Equal(got, tt.want) {
+			t.Errorf("-b %d -e %d -f %v -i %d: got %v, want %v", tt.c.min, tt.c.max, tt.c.factor, tt.c.step, got, tt.want)
+		}
+	}
+}
+
+// TestDefinitions checks sizes and bandwidths against nccl-tests' definitions (its doc/PERFORMANCE.md).
+func TestDefinitions(t *testing.T) {
+	const us = 10
+	for _, tt := range []struct {
+		op         string
+		ranks      int
+		bytes      uint64
+		send, recv int
+		size       uint64
+		alg, bus   float64
+	}{
+		{"all-reduce", 4, 4e6, 1e6, 1e6, 4e6, 400, 600},
+		{"all-reduce", 2, 4e6, 1e6, 1e6, 4e6, 400, 400},
+		{"all-reduce", 1, 4e6, 1e6, 1e6, 4e6, 400, 0},
+		{"all-gather", 4, 4e6, 250e3, 1e6, 4e6, 400, 300},
+		{"all-gather", 4, 8, 1, 4, 16, 0.0016, 0.0012}, // at least an element of each
+		{"reduce-scatter", 4, 4e6, 1e6, 250e3, 4e6, 400, 300},
+		{"broadcast", 4, 4e6, 1e6, 1e6, 4e6, 400, 400},
+		{"sendrecv", 4, 4e6, 1e6, 1e6, 4e6, 400, 400},
+		{"all-reduce", 2, 7, 1, 1, 4, 0.0004, 0.0004},
+	} {
+		send, recv, size := shape(tt.op, tt.bytes, 4, tt.ranks)
+		alg, bus := bandwidth(tt.op, size, us, tt.ranks)
+		if send != tt.send || recv != tt.recv || size != tt.size || math.Abs(alg-tt.alg) > 1e-9 || math.Abs(bus-tt.bus) > 1e-9 {
+			t.Errorf("%s of %d bytes, %d ranks: got %d, %d elements, %d bytes, %v, %v GB/s, want %d, %d, %d, %v, %v",
+				tt.op, tt.bytes, tt.ranks, send, recv, size, alg, bus, tt.send, tt.recv, tt.size, tt.alg, tt.bus)
+		}
+	}
+}
+
+func TestStatistics(t *testing.T) {
+	for _, tt := range []struct {
+		v    []float64
+		want float64
+	}{{[]float64{3}, 3}, {[]float64{3, 1}, 2}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 9, 2}, 3}} {
+		if got := median(tt.v); got != tt.want {
+			t.Errorf("median of %v is %v, want %v", tt.v, got, tt.want)
+		}
+	}
+	if got := mean([]float64{1, 2, 6}); got != 3 {
+		t.Errorf("mean is %v, want 3", got)
+	}
+	for _, tt := range []struct {
+		us   float64
+		want int
+	}{{0, 20}, {1, 20}, {9999, 20}, {20000, 10}, {1e9, 1}} {
+		if got := roundLength(20, 200*time.Millisecond, tt.us); got != tt.want {
+			t.Errorf("round of calls of %v us: %d, want %d", tt.us, got, tt.want)
+		}
+	}
+}
+
+// TestPattern wants data that shows an element that came from another place or rank.
+func TestPattern(t *testing.T) {
+	for _, m := range []int{2, 6} {
+		for shift := 1; shift < 2000; shift++ {
+			same := 0
+			for i := range 64 {
+				if pattern(0, i, m) == pattern(0, i+shift, m) {
+					same++
+				}
+			}
+			if same == 64 {
+				t.Errorf("modulus %d: elements 0 to 63 are those from %d on", m, shift)
+			}
+		}
+		for r := 1; r < 64; r++ {
+			same := 0
+			for i := range 64 {
+				if pattern(0, i, m) == pattern(r, i, m) {
+					same++
+				}
+			}
+			if same == 64 {
+				t.Errorf("modulus %d: ranks 0 and %d have the same data", m, r)
+			}
+		}
+	}
+	for ranks := 1; ranks <= 127; ranks++ {
+		if most := (modulus(ranks) - 1) * ranks; most > 127 {
+			t.Errorf("%d ranks: sums to %d, beyond int8", ranks, most)
+		}
+	}
+}
+
+func TestCountWrong(t *testing.T) {
+	got := []float32{0, 1, 7, 3, float32(math.NaN())}
+	if n := countWrong(got, func(i int) float32 { return float32(i) }); n != 2 {
+		t.Errorf("%d wrong elements in %v, want 2", n, got)
+	}
+}
+
+// lines runs a job in this process and returns rank 0's output, taken apart.
+func lines(t *testing.T, ranks int, args string) []line {
+	t.Helper()
+	var out bytes.Buffer
+	ranktest.Run(t, ranks, func(ctx context.Context, job *bootstrap.Job) error {
+		c, err := parse(strings.Fields(args))
+		if err != nil {
+			return err
+		}
+		w := io.Writer(&out)
+		if job.Rank() != 0 {
+			w = failWriter{}
+		}
+		return runJob(ctx, job, c, w)
+	})
+	return decode(t, out.String())
+}
+
+type failWriter struct{}
+
+func (failWriter) Write([]byte) (int, error) { return 0, errors.New("only rank 0 writes") }
+
+func decode(t *testing.T, out string) []line {
+	t.Helper()
+	var all []line
+	for text := range strings.Lines(out) {
+		d := json.NewDecoder(strings.NewReader(text))
+		d.DisallowUnknownFields()
+		var l line
+		if err := d.Decode(&l); err != nil {
+			t.Fatalf("line %q: %v", text, err)
+		}
+		all = append(all, l)
+	}
+	return all
+}
+
+// TestSeries measures everything small and wants each series once a size, right results, and figures that agree with each other.
+// For one rank alone, memory that can be registered is always a window.
+func TestSeries(t *testing.T) {
+	for _, ranks := range []int{1, 2, 3} {
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			const args = "-b 64 -e 6000 -f 90 -n 2 -g 3 -w 1 -r 3 -c -place all -json"
+			c, err := parse(strings.Fields(args))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[series]int{}
+			for _, l := range lines(t, ranks, args) {
+				got[series{l.Op, l.Mode, l.Calls == "captured", l.Place == "in"}]++
+				alg, bus := bandwidth(l.Op, l.Bytes, l.Us, ranks)
+				if l.Ranks != ranks || l.Type != "float32" || (l.Red == "sum") != reduces(l.Op) || l.Rounds != 3 || l.N < 1 || l.N > 2 ||
+					l.Wrong == nil || *l.Wrong != 0 || l.Us <= 0 || l.MinUs > l.Us || l.MaxUs < l.Us || l.AlgBW != alg || l.BusBW != bus ||
+					(l.InGraph == 3) != (l.Calls == "captured") || l.Used != "" && ranks > 1 || l.Device != "host" || l.Bytes == 0 || l.Count == 0 {
+					t.Errorf("%+v", l)
+				}
+			}
+			want := map[series]int{}
+			for _, s := range c.series() {
+				want[s] = 2
+			}
+			if d := cmp.Diff(got, want); d != "" {
+				t.Errorf("got - want +:\n%s", d)
+			}
+		})
+	}
+}
+
+// TestTypes checks the results of each type and reduction, in place and not.
+func TestTypes(t *testing.T) {
+	for _, dtype := range typeNames {
+		for _, red := range redNames {
+			t.Run(dtype+" "+red, func(t *testing.T) {
+				got := lines(t, 2, "-op all-reduce,reduce-scatter -mode local -place all -b 1000 -e 1000 -n 1 -g 2 -w 0 -r 1 -c -json -t "+dtype+" -red "+red)
+				if len(got) != 8 {
+					t.Errorf("%d lines, want 8", len(got))
+				}
+				for _, l := range got {
+					if l.Type != dtype || l.Red != red || *l.Wrong != 0 {
+						t.Errorf("%+v", l)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestWrong has a rank send other data than the check knows of: every rank sees that the result is wrong.
+func TestWrong(t *testing.T) {
+	for _, place := range placeNames {
+		t.Run(place, func(t *testing.T) {
+			var mu sync.Mutex
+			wrong := map[int]int{}
+			ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+				c, err := parse(strings.Fields("-op all-reduce -mode plain -calls eager -b 4000 -e 4000 -r 1 -c -place " + place))
+				if err != nil {
+					return err
+				}
+				b, done, err := newBencher(ctx, job, c, io.Discard)
+				if err != nil {
+					return err
+				}
+				defer done()
+				s := c.series()[0]
+				m, err := newBuffers[float32](b, s)
+				if err != nil {
+					return err
+				}
+				defer m.close()
+				op := newCall(b, s, m, 4000)
+				n, err := checkCall(ctx, b, s, op, func() error {
+					if job.Rank() == 1 {
+						if err := cuda.Fill(op.send.Slice(10, 15), 100, b.stream); err != nil {
+							return err
+						}
+					}
+					return op.issue(b.stream)
+				})
+				mu.Lock()
+				defer mu.Unlock()
+				wrong[job.Rank()] = n
+				return err
+			})
+			if d := cmp.Diff(wrong, map[int]int{0: 10, 1: 10}); d != "" { // 5 elements on each of 2 ranks
+				t.Errorf("wrong elements by rank, got - want +:\n%s", d)
+			}
+		})
+	}
+	e := &wrongError{1, 12}
+	if got, want := e.Error(), "wrong results in 1 of 12 measurements"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestSkipped wants a mode that a machine does not have to be told, and the rest to be measured.
+func TestSkipped(t *testing.T) {
+	c := &config{json: true}
+	var out strings.Builder
+	r := &report{w: &out, c: c}
+	r.skipped(series{op: "broadcast", mode: "window", captured: true}, errors.New("no such mode"))
+	want := `{"op":"broadcast","mode":"window","calls":"captured","place":"out","skipped":"no such mode"}` + "\n"
+	if out.String() != want {
+		t.Errorf("got %s, want %s", out.String(), want)
+	}
+}
+
+// TestTable looks at the table for people, but for its times.
+func TestTable(t *testing.T) {
+	var out strings.Builder
+	c := &config{dtype: "float32", red: "max", perGraph: 20}
+	r := &report{w: &out, c: c, ranks: 2, device: "host (1 core)"}
+	for _, p := range []struct {
+		s series
+		p point
+	}{
+		{series{"all-reduce", "plain", false, false}, point{size: 8, count: 2, us: []float64{1, 3, 2}, checked: true}},
+		{series{"all-reduce", "window", true, true}, point{size: 1 << 20, count: 1 << 18, mode: "graph", us: []float64{20}, checked: true, wrong: 7}},
+		{series{"sendrecv", "plain", false, false}, point{size: 1 << 30, count: 1 << 28, us: []float64{12345.678}}},
+	} {
+		if err := r.point(p.s, p.p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.skipped(series{op: "sendrecv", mode: "graph", captured: true}, errors.New("no such mode"))
+	golden(t, "table.txt", out.String())
+}
+
+func TestHelp(t *testing.T) {
+	var out, errOut strings.Builder
+	if code := realMain(t.Context(), []string{"-h"}, &out, &errOut); code != 0 || errOut.Len() > 0 {
+		t.Errorf("exit code %d, stderr %q, want 0 and nothing", code, errOut.String())
+	}
+	golden(t, "help.txt", out.String())
+	fs := map[string]bool{}
+	for text := range strings.Lines(out.String()) {
+		if name, ok := strings.CutPrefix(text, "  -"); ok {
+			fs[strings.Fields(name)[0]] = true
+		}
+	}
+	for _, name := range []string{"op", "mode", "calls", "place", "t", "red", "root", "b", "e", "f", "i", "n", "g", "w", "r", "limit", "c", "json", "h"} {
+		if !fs[name] {
+			t.Errorf("the help lacks -%s", name)
+		}
+		delete(fs, name)
+	}
+	if len(fs) > 0 {
+		t.Errorf("the help has flags that there are not: %v", fs)
+	}
+}
+
+func TestUsageError(t *testing.T) {
+	var out, errOut strings.Builder
+	if code := realMain(t.Context(), []string{"-op", "x"}, &out, &errOut); code != 2 || out.Len() > 0 || !strings.HasPrefix(errOut.String(), "gorun-bench: invalid value") {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out.String(), errOut.String())
+	}
+}
+
+// TestRootOutside is an error that does not depend on the rank.
+func TestRootOutside(t *testing.T) {
+	ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		c, err := parse([]string{"-root", "2"})
+		if err != nil {
+			return err
+		}
+		if err := runJob(ctx, job, c, io.Discard); err == nil || err.Error() != "-root 2: there are 2 ranks" {
+			return fmt.Errorf("got error %v", err)
+		}
+		return nil
+	})
+}
+
+// TestFlagsDiffer: ranks that were given different rounds say so and do not hang.
+func TestFlagsDiffer(t *testing.T) {
+	ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		c, err := parse(nil)
+		if err != nil {
+			return err
+		}
+		b, done, err := newBencher(ctx, job, c, io.Discard)
+		if err != nil {
+			return err
+		}
+		defer done()
+		_, err = b.gather(ctx, make([]float64, 1+job.Rank()))
+		if err == nil || !strings.Contains(err.Error(), "the ranks' flags differ") {
+			return fmt.Errorf("got error %v", err)
+		}
+		return nil
+	})
+}
+
+// TestProcesses runs the program as ranks that are processes.
+func TestProcesses(t *testing.T) {
+	for _, r := range ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		c, err := parse(strings.Fields("-b 8 -e 4K -f 16 -n 2 -g 2 -w 1 -r 2 -c -json"))
+		if err != nil {
+			return err
+		}
+		return runJob(ctx, job, c, os.Stdout)
+	}) {
+		if r.Code != 0 || r.Signal != "" {
+			t.Fatalf("%v", r)
+		}
+		got := decode(t, r.Output)
+		if r.Rank != 0 {
+			if len(got) > 0 {
+				t.Errorf("rank %d printed %d lines", r.Rank, len(got))
+			}
+			continue
+		}
+		c, err := parse(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := 3 * len(c.series()); len(got) != want {
+			t.Errorf("%d lines, want %d", len(got), want)
+		}
+		for _, l := range got {
+			if l.Ranks != 2 || *l.Wrong != 0 {
+				t.Errorf("%+v", l)
+			}
+		}
+	}
+}
+
+// golden compares with a file of testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(got, string(want)); d != "" {
+		t.Errorf("%s, got - want +:\n%s", file, d)
+	}
+}
