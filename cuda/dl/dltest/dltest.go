@@ -9,22 +9,29 @@ import (
 	"testing"
 )
 
+// The compiler and its environment are those of the test binary's start: tests change PATH.
+var (
+	gcc, gccErr = exec.LookPath(cmp.Or(os.Getenv("CC"), "gcc"))
+	environ     = os.Environ()
+)
+
 // Build compiles a C source file to a shared library called soname in a new folder and returns its path. args go to
 // gcc (-DNAME=VALUE); CC names another compiler, for tests of another architecture under an emulator. Without gcc the
 // test is skipped, and fails where GORUN_CI=1 says that gcc must be there.
 func Build(t testing.TB, source, soname string, args ...string) string {
 	t.Helper()
-	gcc, err := exec.LookPath(cmp.Or(os.Getenv("CC"), "gcc"))
-	if err != nil {
+	if gccErr != nil {
 		if os.Getenv("GORUN_CI") == "1" {
 			t.Fatal("gcc is missing, and GORUN_CI=1 demands it")
 		}
 		t.Skip("gcc is missing: it builds the C library that this test calls")
 	}
 	out := filepath.Join(t.TempDir(), soname)
-	cmd := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
+	argv := append([]string{"-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
 		"-Wl,-soname," + soname, "-o", out}, args...)
-	if b, err := exec.Command(gcc, append(cmd, source)...).CombinedOutput(); err != nil {
+	cmd := exec.Command(gcc, append(argv, source)...)
+	cmd.Env = environ
+	if b, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("gcc %s: %v\n%s", source, err, b)
 	}
 	return out
