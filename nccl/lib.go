@@ -51,6 +51,7 @@ type library struct {
 	draining bool
 	ended    bool // the communicators are gone: nothing is registered any more
 	closing  bool
+	waiting  atomic.Int32 // len(freeing)
 
 	drainStream *cuda.Stream // guarded by mu
 	drainBuf    *cuda.Memory

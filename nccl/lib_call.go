@@ -56,6 +56,9 @@ func (l *library) issue(calls []Call, mode Mode) error {
 		return l.graphErr
 	}
 	for i := range calls {
+		if t := calls[i].Type; t != cuda.BFloat16DType && t != cuda.F8E4M3DType && t != cuda.F8E5M2DType && calls[i].Red != Avg {
+			continue // all versions have it
+		}
 		if _, err := l.typeOf(&calls[i]); err != nil {
 			return err // on all members alike
 		}
@@ -92,14 +95,17 @@ func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
 	}
 	l.mu.Lock()
 	defer l.unlock()
-	b := l.c.dev.Bind()
-	defer b.Release()
-	if err := b.Err(); err != nil {
-		return err
-	}
 	if mode == 0 {
 		for i := range calls {
 			l.used(calls[i].Stream, calls[i].Op, calls[i].Seq)
+		}
+	}
+	if len(calls) > 1 {
+		// A group belongs to a thread. For a single call the library chooses the device by itself.
+		b := l.c.dev.Bind()
+		defer b.Release()
+		if err := b.Err(); err != nil {
+			return err
 		}
 	}
 	if len(calls) == 1 || !calls[0].Op.p2p() && dependent(calls) {

@@ -96,6 +96,9 @@ func (c *Comm) registerAs(m *cuda.Memory, graph bool) (*Registration, error) {
 	if graph {
 		r.graph++
 	} else {
+		if r.user == 0 {
+			c.userRegs.Add(1)
+		}
 		r.user++
 	}
 	reg.r = r
@@ -148,7 +151,9 @@ func (r *Registration) Close() error {
 			r.r.pending--
 		}
 	} else {
-		r.r.user--
+		if r.r.user--; r.r.user == 0 {
+			c.userRegs.Add(-1)
+		}
 	}
 	var hold *cuda.Hold
 	if r.r.user+r.r.graph == 0 {
@@ -180,14 +185,11 @@ func (c *Comm) busy(r *registered) error {
 
 // userRegistered is the registration by the user of a range's memory, nil without one.
 func (c *Comm) userRegistered(r cuda.Range) *registered {
-	if r.Mem == nil {
+	if r.Mem == nil || c.userRegs.Load() == 0 {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.regs) == 0 {
-		return nil
-	}
 	if reg := c.regs[r.Mem.ID()]; reg != nil && reg.user > 0 {
 		return reg
 	}

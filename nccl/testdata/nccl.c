@@ -23,12 +23,15 @@ typedef void *stream_t;
 
 static int (*launch_host_func)(stream_t, void (*)(void *), void *);
 static int (*is_capturing)(stream_t, int *);
+static int (*get_current)(uintptr_t *), (*set_current)(uintptr_t);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void bind_driver(void) {
 	void *h = dlopen(getenv("GORUN_CUDA_LIB"), RTLD_NOW);
 	launch_host_func = (int (*)(stream_t, void (*)(void *), void *))dlsym(h, "cuLaunchHostFunc");
 	is_capturing = (int (*)(stream_t, int *))dlsym(h, "cuStreamIsCapturing");
+	get_current = (int (*)(uintptr_t *))dlsym(h, "cuCtxGetCurrent");
+	set_current = (int (*)(uintptr_t))dlsym(h, "cuCtxSetCurrent");
 }
 
 static int word(const char *w) { const char *v = getenv("FAKE_NCCL"); return v && strstr(v, w); }
@@ -64,6 +67,7 @@ struct comm {
 	struct shared *s;
 	volatile int state, aborted, uses;
 	uint64_t phase, wphase;
+	uintptr_t ctx; /* current when it was made: calls make it current again */
 	pthread_mutex_t turn;
 };
 typedef struct { char path[128]; } unique_id;
@@ -98,6 +102,8 @@ API int ncclCommInitRankConfig(struct comm **out, int n, unique_id id, int rank,
 	pthread_once(&once, bind_driver);
 	struct comm *c = calloc(1, sizeof *c);
 	*c = (struct comm){.n = n, .rank = rank, .state = INPROGRESS, .turn = PTHREAD_MUTEX_INITIALIZER};
+	if (get_current(&c->ctx) || !c->ctx)
+		return fail(1, "no device is current");
 	int fd = open(id.path, O_RDWR | O_CLOEXEC);
 	if (fd < 0 || n > MAXRANKS)
 		return fail(2, "connect to the root: no such address");
@@ -317,6 +323,7 @@ static __thread int ngrouped;
 
 static int issue(struct op *o, stream_t s) {
 	int status = 0;
+	set_current(o->c->ctx);
 	if (is_capturing(s, &status) || status == 2)
 		return fail(1, "the stream's capture is invalid");
 	return launch_host_func(s, run, o) ? fail(1, "launch") : 0;
