@@ -176,7 +176,7 @@ func (a *agent) tell(ranks []int) []int {
 // tellPeriod bounds how long the keeper does not know of a rank that was started.
 const tellPeriod = 5 * time.Millisecond
 
-// started is the process of a rank and when it was started; 0 if it was not. After forksDone.
+// started is the process of a rank and when it was started; 0 if it was not. After forksDone all are known.
 func (a *agent) started(i int) (pid int, since time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

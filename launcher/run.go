@@ -407,7 +407,7 @@ func (r *runner) suspect(failed int) {
 		if rank == failed {
 			break
 		}
-		if a := &r.acct.Ranks[rank]; !a.done && (r.forking || a.PID != 0) {
+		if pid, _ := r.agent.started(rank); pid != 0 && !r.acct.Ranks[rank].done {
 			if r.suspects == nil {
 				r.suspects = map[int]bool{}
 			}
@@ -415,7 +415,7 @@ func (r *runner) suspect(failed int) {
 		}
 	}
 	if r.suspects != nil {
-		r.spared = time.After(min(lastRites, r.plan.KillGrace))
+		r.spared = time.After(min(lastRites, r.plan.KillGrace/2)) // the rest is for SIGTERM
 	}
 }
 
