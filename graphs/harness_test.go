@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// elements is the length of a rank's buffers.
+// elements is the length of a rank's buffers where nothing else is said.
 const elements = 96
 
 // rank is what a test's rank has: a device, a communicator, a stream and buffers. It is closed by close.
@@ -34,28 +34,43 @@ type rank struct {
 	a, b   *cuda.Buffer[float32]
 	others []*nccl.Comm
 
-	culprit int // of the test, where it has one
+	culprit int    // of the test, where it has one
+	got     string // the error that a mistake gave
 }
 
 func newRank(ctx context.Context, job *bootstrap.Job) (*rank, error) {
+	return newRankOn(ctx, job, "host", "world", elements)
+}
+
+func newRankOn(ctx context.Context, job *bootstrap.Job, token, name string, n int) (*rank, error) {
 	r := &rank{job: job}
 	var err error
-	if r.dev, err = cuda.Open("host"); err != nil {
+	if r.dev, err = cuda.Open(token); err != nil {
 		return nil, err
 	}
-	if r.a, err = nccl.Alloc[float32](r.dev, elements); err != nil {
+	if r.a, err = nccl.Alloc[float32](r.dev, n); err != nil {
 		return nil, err
 	}
-	if r.b, err = nccl.Alloc[float32](r.dev, elements); err != nil {
+	if r.b, err = nccl.Alloc[float32](r.dev, n); err != nil {
 		return nil, err
 	}
-	if r.comm, err = nccl.Init(ctx, job, r.dev); err != nil {
+	if r.comm, err = nccl.InitConfig(ctx, job, r.dev, &nccl.Config{Name: name}); err != nil {
 		return nil, err
 	}
 	if r.stream, err = r.dev.NewStream(); err != nil {
 		return nil, err
 	}
 	return r, nil
+}
+
+// put and get move values to and from the device, whatever its platform, and wait for it.
+func put[T cuda.Element](ctx context.Context, s *cuda.Stream, to cuda.Slice[T], values []T) error {
+	return errors.Join(cuda.CopyToDevice(to, values, s), s.Synchronize(ctx))
+}
+
+func get[T cuda.Element](ctx context.Context, s *cuda.Stream, from cuda.Slice[T]) ([]T, error) {
+	values := make([]T, from.Len())
+	return values, errors.Join(cuda.CopyToHost(values, from, s), s.Synchronize(ctx))
 }
 
 // another makes one more communicator of all ranks; close closes it.
@@ -89,37 +104,46 @@ func empty(c *nccl.Comm) error {
 
 // works runs a captured all-reduce on a communicator, checks its result and that nothing of it is left.
 func (r *rank) works(ctx context.Context, c *nccl.Comm) error {
-	host := r.a.All().Host()
-	for i := range host {
-		host[i] = float32(i + c.Rank())
-	}
-	g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
-		return nccl.AllReduce(c, r.a.All(), r.b.All(), nccl.Sum, s)
-	}, graphs.Comms(c))
-	if err != nil {
+	if err := r.reduces(ctx, c); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
-	}
-	for range 2 {
-		if err := g.Launch(r.stream); err != nil {
-			return fmt.Errorf("afterwards: %w", err)
-		}
-	}
-	if err := r.stream.Synchronize(ctx); err != nil {
-		return fmt.Errorf("afterwards: %w", err)
-	}
-	n := c.Size()
-	for i, got := range r.b.All().Host() {
-		if want := float32(n*i + n*(n-1)/2); got != want {
-			return fmt.Errorf("afterwards: element %d is %v, want %v", i, got, want)
-		}
-	}
-	if err := g.Close(); err != nil {
-		return err
 	}
 	if err := c.Drain(ctx); err != nil {
 		return err
 	}
 	return empty(c)
+}
+
+// reduces captures an all-reduce, replays it twice, checks its result and closes it. The sums are exact in float32.
+func (r *rank) reduces(ctx context.Context, c *nccl.Comm) error {
+	values := make([]float32, r.a.Len())
+	for i := range values {
+		values[i] = float32(i%10_000 + c.Rank())
+	}
+	if err := put(ctx, r.stream, r.a.All(), values); err != nil {
+		return err
+	}
+	g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+		return nccl.AllReduce(c, r.a.All(), r.b.All(), nccl.Sum, s)
+	}, graphs.Comms(c))
+	if err != nil {
+		return err
+	}
+	for range 2 {
+		if err := g.Launch(r.stream); err != nil {
+			return err
+		}
+	}
+	sums, err := get(ctx, r.stream, r.b.All())
+	if err != nil {
+		return err
+	}
+	n := c.Size()
+	for i, got := range sums {
+		if want := float32(n*(i%10_000) + n*(n-1)/2); got != want {
+			return fmt.Errorf("element %d is %v, want %v", i, got, want)
+		}
+	}
+	return g.Close()
 }
 
 // memfds counts the mappings of shareable memory in this process, own and peers', without the ledgers, which are the job's.

@@ -140,25 +140,144 @@ func (m *machine) step(p program, st step, s *cuda.Stream) error {
 	}
 }
 
+// firstValues are what a buffer of a rank begins with.
+func firstValues(seed uint64, rank, buffer, n int) []int32 {
+	rng := rand.New(rand.NewPCG(seed, uint64(1000*rank+buffer)))
+	values := make([]int32, n)
+	for i := range values {
+		values[i] = int32(rng.Uint32())
+	}
+	return values
+}
+
+// contents are the values of a rank's buffers.
+type contents [numBuffers][]int32
+
 // reset gives all buffers their first values.
-func (m *machine) reset(seed uint64) {
+func (m *machine) reset(ctx context.Context, s *cuda.Stream, seed uint64) error {
 	for i, b := range m.bufs {
-		rng := rand.New(rand.NewPCG(seed, uint64(1000*m.comms[0].Rank()+i)))
-		for j := range b.All().Host() {
-			b.All().Host()[j] = int32(rng.Uint32())
+		if err := put(ctx, s, b.All(), firstValues(seed, m.comms[0].Rank(), i, b.Len())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *machine) snapshot(ctx context.Context, s *cuda.Stream) (c contents, err error) {
+	for i, b := range m.bufs {
+		if c[i], err = get(ctx, s, b.All()); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// reference is what the program makes of the first values, by rank, computed in one place.
+func (p program) reference(seed uint64, ranks int) []contents {
+	all := make([]contents, ranks)
+	for r := range all {
+		for b := range all[r] {
+			all[r][b] = firstValues(seed, r, b, p.n)
+		}
+	}
+	world, halves := []int{}, [2][]int{}
+	for r := range ranks {
+		world = append(world, r)
+		halves[r%2] = append(halves[r%2], r)
+	}
+	for _, st := range p.steps {
+		if st.comm == 0 {
+			st.apply(all, world)
+			continue
+		}
+		for _, half := range halves {
+			st.apply(all, half)
+		}
+	}
+	return all
+}
+
+// apply carries a step out for the members of one communicator.
+func (st step) apply(all []contents, members []int) {
+	size := len(members)
+	if size == 0 {
+		return
+	}
+	root := members[int(st.root)%size]
+	reduced := func(b int) []int32 {
+		v := slices.Clone(all[members[0]][b][:st.n*size])
+		for _, r := range members[1:] {
+			for i, x := range all[r][b][:st.n*size] {
+				switch st.red {
+				case nccl.Sum:
+					v[i] += x
+				case nccl.Prod:
+					v[i] *= x
+				case nccl.Min:
+					v[i] = min(v[i], x)
+				case nccl.Max:
+					v[i] = max(v[i], x)
+				}
+			}
+		}
+		return v
+	}
+	toAll := func(b int, v []int32) {
+		for _, r := range members {
+			copy(all[r][b], v)
+		}
+	}
+	broadcast := func(from, to int) { toAll(to, slices.Clone(all[root][from][:st.n*size])) }
+	ring := func() {
+		sent := make([][]int32, size)
+		for i, r := range members {
+			sent[i] = slices.Clone(all[r][st.src][:st.n])
+		}
+		for i, r := range members {
+			copy(all[r][(st.src+1)%numBuffers], sent[(i+size-1)%size])
+		}
+	}
+	switch st.op {
+	case opAllReduce:
+		toAll(st.dst, reduced(st.src))
+	case opReduce:
+		copy(all[root][st.dst], reduced(st.src))
+	case opBroadcast:
+		broadcast(st.src, st.dst)
+	case opAllGather:
+		var v []int32
+		for i, r := range members {
+			v = append(v, all[r][st.src][st.n*i:st.n*(i+1)]...)
+		}
+		toAll(st.dst, v)
+	case opReduceScatter:
+		v := reduced(st.src)
+		for i, r := range members {
+			copy(all[r][st.dst][st.n*i:], v[st.n*i:st.n*(i+1)])
+		}
+	case opRing:
+		ring()
+	case opGroup:
+		toAll(st.dst, reduced(st.src))
+		broadcast(st.dst, st.src)
+	case opMixed:
+		ring()
+		to := (st.src + 2) % numBuffers
+		toAll(to, reduced(to))
+	case opCopy:
+		for _, r := range members {
+			copy(all[r][st.dst], all[r][st.src][:st.n*size])
+		}
+	case opFill:
+		for _, r := range members {
+			for i := range st.n {
+				all[r][st.dst][i] = int32(st.root)
+			}
 		}
 	}
 }
 
-func (m *machine) snapshot() [numBuffers][]int32 {
-	var s [numBuffers][]int32
-	for i, b := range m.bufs {
-		s[i] = slices.Clone(b.All().Host())
-	}
-	return s
-}
-
-// TestRandomPrograms compares, for random programs, what a captured graph computes with what the same calls compute without a graph.
+// TestRandomPrograms compares, for random programs, what a captured graph computes, and what the same calls compute without a graph, with what they should.
 func TestRandomPrograms(t *testing.T) {
 	seeds := 40
 	if testing.Short() {
@@ -201,39 +320,49 @@ func runBoth(ctx context.Context, r *rank, p program, seed uint64) error {
 			return err
 		}
 	}
-	m.reset(seed)
-	if err := m.run(p, r.stream); err != nil {
+	want := p.reference(seed, r.comm.Size())[r.comm.Rank()]
+	// All must have read their buffers before anyone changes them again.
+	reset := func() error {
+		return errors.Join(r.job.Barrier(ctx), m.reset(ctx, r.stream, seed), r.job.Barrier(ctx))
+	}
+	look := func(want contents) error {
+		got, err := m.snapshot(ctx, r.stream)
+		if err != nil {
+			return err
+		}
+		if d := differences(got, want); d != "" {
+			return errors.New(d)
+		}
+		return nil
+	}
+	if err := errors.Join(reset(), m.run(p, r.stream)); err != nil {
 		return fmt.Errorf("eager: %w", err)
 	}
-	if err := r.stream.Synchronize(ctx); err != nil {
-		return fmt.Errorf("eager: %w", err)
+	if err := look(want); err != nil {
+		return fmt.Errorf("eager run of %+v: %w", p, err)
 	}
-	want := m.snapshot()
 
 	// The capture must not run anything.
-	m.reset(seed)
-	first := m.snapshot()
+	if err := reset(); err != nil {
+		return err
+	}
+	first, err := m.snapshot(ctx, r.stream)
+	if err != nil {
+		return err
+	}
 	g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error { return m.run(p, s) }, graphs.Comms(m.comms[:]...))
 	if err != nil {
 		return err
 	}
-	if d := differences(m.snapshot(), first); d != "" {
-		return fmt.Errorf("the capture changed the buffers:\n%s", d)
+	if err := look(first); err != nil {
+		return fmt.Errorf("the capture changed the buffers: %w", err)
 	}
 	for i := range 2 {
-		// All must have read their buffers before anyone changes them again.
-		if err := r.job.Barrier(ctx); err != nil {
-			return err
-		}
-		m.reset(seed)
-		if err := r.job.Barrier(ctx); err != nil {
-			return err
-		}
-		if err := errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx)); err != nil {
+		if err := errors.Join(reset(), g.Launch(r.stream)); err != nil {
 			return fmt.Errorf("replay %d: %w", i, err)
 		}
-		if d := differences(m.snapshot(), want); d != "" {
-			return fmt.Errorf("replay %d of %+v differs from the eager run:\n%s", i, p, d)
+		if err := look(want); err != nil {
+			return fmt.Errorf("replay %d of %+v: %w", i, p, err)
 		}
 	}
 	errs := []error{g.Close(), m.side.Close(), m.begin.Close(), m.end.Close()}
@@ -247,7 +376,7 @@ func runBoth(ctx context.Context, r *rank, p program, seed uint64) error {
 }
 
 // differences names the first one of each buffer.
-func differences(got, want [numBuffers][]int32) string {
+func differences(got, want contents) string {
 	s := ""
 	for b := range got {
 		for i := range got[b] {
