@@ -1,0 +1,154 @@
+package nccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/bootstrap/ranktest"
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/graphs"
+	"github.com/gorun-dev/gorun/nccl"
+)
+
+// Point to point, eager and captured, and then a collective on the same registered buffers: trials 16, where NCCL before 2.29.2 hangs.
+func TestLibraryPointToPoint(t *testing.T) {
+	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
+		return withDevice(ctx, job, nil, func(w *world) error {
+			const n = 4 << 20 // elements: registered buffers are used at this size
+			peer := 1 - job.Rank()
+			for _, registered := range []bool{false, true} {
+				b, done, err := openBuffers(w, 4*n, registered)
+				defer done()
+				if err != nil {
+					return err
+				}
+				send, _ := cuda.SliceOf[int32](b.send, 0, n)
+				recv, _ := cuda.SliceOf[int32](b.recv, 0, n)
+				part := func(s cuda.Slice[int32], i int) cuda.Slice[int32] { return s.Slice(i*n/4, (i+1)*n/4) }
+				fill := func(salt int32) error {
+					v := make([]int32, n)
+					for i := range v {
+						v[i] = int32(job.Rank()+1)*1000 + salt + int32(i%7)
+					}
+					return errors.Join(cuda.CopyToDevice(send, v, w.stream), cuda.Fill(recv, -1, w.stream))
+				}
+				exchange := func(*cuda.Stream) error {
+					return nccl.Group(func() error {
+						for i := range 3 {
+							if err := errors.Join(nccl.Send(w.comm, part(send, i), peer, w.stream), nccl.Recv(w.comm, part(recv, i), peer, w.stream)); err != nil {
+								return err
+							}
+						}
+						// and one to this rank itself
+						return errors.Join(nccl.Send(w.comm, part(send, 3), job.Rank(), w.stream), nccl.Recv(w.comm, part(recv, 3), job.Rank(), w.stream))
+					}, w.comm)
+				}
+				check := func(what string, salt int32, want func(i int) int32) error {
+					got := make([]int32, n)
+					short, cancel := context.WithTimeout(ctx, 10*time.Second)
+					defer cancel()
+					if err := errors.Join(cuda.CopyToHost(got, recv, w.stream), w.stream.Synchronize(short)); err != nil {
+						return fmt.Errorf("%s, registered=%t: %w", what, registered, err)
+					}
+					for i, v := range got {
+						if v != want(i)+salt+int32(i%7) {
+							return fmt.Errorf("%s, registered=%t: element %d is %d, want %d", what, registered, i, v, want(i)+salt+int32(i%7))
+						}
+					}
+					return nil
+				}
+				exchanged := func(i int) int32 {
+					if i >= 3*n/4 {
+						return int32(job.Rank()+1) * 1000
+					}
+					return int32(peer+1) * 1000
+				}
+				if err := errors.Join(fill(1), exchange(w.stream), check("eager", 1, exchanged)); err != nil {
+					return err
+				}
+				g, err := graphs.Capture(ctx, w.stream, exchange, graphs.Comms(w.comm))
+				if err != nil {
+					return err
+				}
+				for salt := range int32(3) {
+					if err := errors.Join(fill(salt), g.Launch(w.stream), check("captured", salt, exchanged)); err != nil {
+						return err
+					}
+				}
+				// A collective on what was sent and received.
+				sum := func(*cuda.Stream) error { return nccl.AllReduce(w.comm, send, recv, nccl.Max, w.stream) }
+				largest := func(int) int32 { return 2000 }
+				if err := errors.Join(fill(4), sum(w.stream), check("all-reduce afterwards", 4, largest)); err != nil {
+					return err
+				}
+				h, err := graphs.Capture(ctx, w.stream, sum, graphs.Comms(w.comm))
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(fill(5), h.Launch(w.stream), check("captured all-reduce afterwards", 5, largest)); err != nil {
+					return err
+				}
+				// Both in one graph.
+				both, err := graphs.Capture(ctx, w.stream, func(s *cuda.Stream) error { return errors.Join(exchange(s), sum(s)) }, graphs.Comms(w.comm))
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(fill(6), both.Launch(w.stream), check("both", 6, largest)); err != nil {
+					return err
+				}
+				if err := errors.Join(g.Close(), h.Close(), both.Close()); err != nil {
+					return err
+				}
+				done()
+			}
+			return released(w)
+		})
+	}, nil)
+}
+
+// The library's own log says that Register registers and Close deregisters.
+func TestLibraryRegistrationLog(t *testing.T) {
+	dir := t.TempDir()
+	t.Run("GPU", func(t *testing.T) {
+		needGPUs(t, 2)
+		allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+			err := withDevice(ctx, job, nil, func(w *world) error {
+				b, done, err := openBuffers(w, 32<<20, true)
+				defer done()
+				if err != nil {
+					return err
+				}
+				s := spec{op: nccl.OpAllReduce, count: 4 << 20}
+				ty := libTypes[libF32]
+				if err := errors.Join(ty.write(w, b, s), ty.call(w, b, s)); err != nil {
+					return err
+				}
+				return ty.verify(w, b, s)
+			})
+			if err != nil {
+				return err
+			}
+			logs, err := filepath.Glob(fmt.Sprintf("%s/nccl.%d.log", os.Getenv("LOG_DIR"), os.Getpid()))
+			if err != nil || len(logs) != 1 {
+				return fmt.Errorf("logs %v, %v", logs, err)
+			}
+			log, err := os.ReadFile(logs[0])
+			if err != nil {
+				return err
+			}
+			for _, part := range []string{"register comm", "IPC register", "IPC deregister"} {
+				if !strings.Contains(string(log), part) {
+					return fmt.Errorf("the log has no %q:\n%s", part, log)
+				}
+			}
+			return nil
+		}, append(gpuEnv(), "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=REG", "LOG_DIR="+dir, "NCCL_DEBUG_FILE="+dir+"/nccl.%p.log")...))
+	})
+}
