@@ -783,3 +783,22 @@ func TestMeetGivenUp(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// TestRankErrAfterClose: a job that was closed before its first events came waits for them no more.
+func TestRankErrAfterClose(t *testing.T) {
+	j := served(t, 2)[0]
+	r := j.ctl.(*remote)
+	r.mu.Lock()
+	r.subscribed = make(chan struct{}) // as when the node has not answered yet
+	r.mu.Unlock()
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if err := j.RankErr(1); err != nil {
+		t.Errorf("got %v, want nothing", err)
+	}
+	if d := time.Since(start); d >= statusWait {
+		t.Errorf("waited %v for events of a closed job", d)
+	}
+}

@@ -299,6 +299,7 @@ func (r *remote) status(rank int) *store.End {
 		defer grace.Stop()
 		select {
 		case <-first:
+		case <-r.done: // they will not come any more
 		case <-grace.C:
 		}
 	}
