@@ -61,7 +61,7 @@ func mustGorun(t *testing.T, args ...string) string {
 }
 
 func TestExamplesRun(t *testing.T) {
-	for _, name := range []string{"allreduce", "graphreg", "localreg", "arena"} {
+	for _, name := range []string{"allreduce", "graphreg", "localreg", "arena", "lsapointer", "winuserptr"} {
 		for _, n := range []string{"1", "2", "4"} {
 			t.Run(name+"/"+n, func(t *testing.T) {
 				if out := mustGorun(t, "-np", n, filepath.Join(bin, name)); strings.TrimSpace(out) == "" {

@@ -16,6 +16,8 @@ var (
 	ErrMixed    = errors.New("registered and unregistered buffers in one call")
 	ErrRank     = errors.New("a rank has ended") // wraps *bootstrap.RankError
 	ErrArgument = errors.New("invalid argument")
+	// ErrUnsupported is what the library's version, or the platform, cannot do.
+	ErrUnsupported = errors.New("not supported here")
 )
 
 // Error is an operation on a communicator that failed.

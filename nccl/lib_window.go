@@ -88,7 +88,7 @@ func (l *library) window(ctx context.Context, r cuda.Range) (rawWindow, error) {
 
 func (w *libWindow) user() (uintptr, error) {
 	if err := w.l.sys.Need(ncclsys.WindowPointers); err != nil {
-		return 0, err
+		return 0, unsupported(err)
 	}
 	if err := w.l.enter(); err != nil {
 		return 0, err
@@ -104,7 +104,7 @@ func (w *libWindow) peer(rank int) (uintptr, error) {
 		return w.r.Pointer(), nil
 	}
 	if err := l.sys.Need(ncclsys.WindowPointers); err != nil {
-		return 0, err
+		return 0, unsupported(err)
 	}
 	if err := l.enter(); err != nil {
 		return 0, err
@@ -132,6 +132,8 @@ func (w *libWindow) peer(rank int) (uintptr, error) {
 	}
 	return uintptr(p), nil
 }
+
+func unsupported(err error) error { return &cause{kind: ErrUnsupported, text: err.Error(), err: err} }
 
 func (w *libWindow) close() error {
 	l := w.l

@@ -221,8 +221,32 @@ func (w *SymmetricWindow) UserPtr() uintptr {
 	return w.r.Pointer()
 }
 
+// CheckUserPtr asks the library for the address that it has for the window, and compares it with UserPtr. ErrUnsupported where the library's version does
+// not tell it.
+func (w *SymmetricWindow) CheckUserPtr() error {
+	if w == nil {
+		return ErrNoWindow
+	}
+	c := w.c
+	c.mu.Lock()
+	closed := w.closed
+	c.mu.Unlock()
+	if closed {
+		return c.errorf("window", errors.New("it is closed"))
+	}
+	p, err := w.raw.user()
+	if err == nil && p != w.r.Pointer() {
+		err = fmt.Errorf("the library has it at %#x, it was made of %v at %#x", p, w.r, w.r.Pointer())
+	}
+	if err != nil {
+		return c.errorf("window", err)
+	}
+	return nil
+}
+
 // LSADevicePtr is the address of a member's part as this rank's device sees it: it may be read and written by kernels (on the host platform by
-// the process) until Close. An error where the library's version does not tell addresses, or the member is out of reach of loads and stores.
+// the process) until Close. ErrUnsupported where the library's version does not tell addresses; another error where the member is out of reach of loads
+// and stores.
 func (w *SymmetricWindow) LSADevicePtr(rank int) (uintptr, error) {
 	if w == nil {
 		return 0, ErrNoWindow

@@ -187,9 +187,13 @@ func TestLibraryWindow(t *testing.T) {
 				return fmt.Errorf("user pointer %#x, want %#x", got, want)
 			}
 			p, err := win.LSADevicePtr(1 - job.Rank())
+			user := win.CheckUserPtr()
+			if errors.Is(user, nccl.ErrUnsupported) != errors.Is(err, nccl.ErrUnsupported) || user != nil && !errors.Is(user, nccl.ErrUnsupported) {
+				return fmt.Errorf("user pointer: %v; peer's: %v", user, err)
+			}
 			switch {
 			case strings.Contains(nccl.Explain(w.comm), "NCCL 2.28."):
-				if err := wantErr(err, nil, "window pointers needs NCCL 2.29.2, found NCCL 2.28."); err != nil {
+				if err := wantErr(err, nccl.ErrUnsupported, "window pointers needs NCCL 2.29.2, found NCCL 2.28."); err != nil {
 					return err
 				}
 			case err != nil:
