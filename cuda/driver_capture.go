@@ -225,7 +225,7 @@ func (s *driverStream) endCapture() (platformGraph, error) {
 	case spoilt != nil:
 		err = fmt.Errorf("%w: %w", ErrCaptureInvalidated, spoilt)
 	case errors.Is(err, ErrCaptureUnjoined):
-		err = fmt.Errorf("%w: one of %s", err, names(streams[1:]))
+		err = fmt.Errorf("%w: one of %s: %w", ErrCaptureUnjoined, names(streams[1:]), err)
 	case err != nil && noted != nil:
 		err = fmt.Errorf("%w: %w", err, noted)
 	}

@@ -97,6 +97,7 @@ type end struct {
 	code    int                                                       // of the culprit
 	output  string                                                    // in the culprit's
 	texts   []string                                                  // in the others' errors, besides the rank
+	three   bool                                                      // it needs three ranks
 }
 
 // at prints when the culprit ends: the others' time runs from there.
@@ -173,7 +174,7 @@ var ends = []end{
 		}},
 	{name: "cancels in a capture", other: captures, code: 1, output: "context canceled", texts: []string{"context canceled"},
 		culprit: inCapture(func(cancel func()) { cancel() })},
-	{name: "cancels while it waits in a capture", code: 1, output: "context canceled", texts: []string{"gave up"},
+	{name: "cancels while it waits in a capture", three: true, code: 1, output: "context canceled", texts: []string{"gave up"},
 		culprit: func(ctx context.Context, r *rank, g *graphs.Graph) error {
 			ctx, cancel := context.WithCancel(ctx)
 			// When the one other rank waits, too. The other does not come before this one has given up.
@@ -192,7 +193,7 @@ var ends = []end{
 			}
 			return captures(ctx, r, g)
 		}},
-	{name: "cancels in Synchronize", code: 1, output: "context canceled",
+	{name: "cancels in Synchronize", three: true, code: 1, output: "context canceled",
 		culprit: func(ctx context.Context, r *rank, g *graphs.Graph) error {
 			ctx, cancel := context.WithCancel(ctx)
 			stop := context.AfterFunc(keyed(ctx, r, "waiting"), func() { at(); cancel() })
@@ -253,46 +254,56 @@ func TestEnds(t *testing.T) {
 	for i, e := range ends {
 		culprit := i % 3
 		t.Run(e.name, func(t *testing.T) {
-			results := ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
-				r, err := newRank(ctx, job)
-				if err != nil {
-					return err
-				}
-				r.culprit = culprit
-				g, err := reduceGraph(ctx, r)
-				if err != nil {
-					return err
-				}
-				if job.Rank() == culprit {
-					return e.culprit(ctx, r, g)
-				}
-				err = e.other(ctx, r, g)
-				fmt.Printf("GOT %d %v\n", time.Now().UnixNano(), err)
-				return finish(r, g, nil)
-			})
-			begin, _ := stamp(t, results[culprit].Output, "AT ")
-			if res := results[culprit]; res.Code != e.code || !strings.Contains(res.Output, e.output) {
-				t.Errorf("culprit: code %d, want %d and %q in its output: %v", res.Code, e.code, e.output, res)
-			}
-			for r, res := range results {
-				if r == culprit {
-					continue
-				}
-				if res.Code != 0 {
-					t.Errorf("%v", res)
-				}
-				got, text := stamp(t, res.Output, "GOT ")
-				if d := time.Duration(got - begin); d > 3*time.Second {
-					t.Errorf("rank %d has its error %v after the end of rank %d, want 3s", r, d, culprit)
-				}
-				for _, want := range append(e.texts, fmt.Sprintf("rank %d", culprit)) {
-					if !strings.Contains(text, want) {
-						t.Errorf("rank %d: error %q has no %q", r, text, want)
-					}
-				}
-				t.Logf("rank %d after %v: %s", r, time.Duration(got-begin).Round(time.Millisecond), text)
-			}
+			e.check(t, culprit, ranktest.RunProcesses(t, 3, e.rank(culprit, newRank)))
 		})
+	}
+}
+
+// rank is what each rank does.
+func (e end) rank(culprit int, open func(context.Context, *bootstrap.Job) (*rank, error)) func(context.Context, *bootstrap.Job) error {
+	return func(ctx context.Context, job *bootstrap.Job) error {
+		r, err := open(ctx, job)
+		if err != nil {
+			return err
+		}
+		r.culprit = culprit
+		g, err := reduceGraph(ctx, r)
+		if err != nil {
+			return err
+		}
+		if job.Rank() == culprit {
+			return e.culprit(ctx, r, g)
+		}
+		err = e.other(ctx, r, g)
+		fmt.Printf("GOT %d %v\n", time.Now().UnixNano(), err)
+		return finish(r, g, nil)
+	}
+}
+
+// check looks at how the ranks have ended.
+func (e end) check(t *testing.T, culprit int, results []ranktest.Result) {
+	t.Helper()
+	begin, _ := stamp(t, results[culprit].Output, "AT ")
+	if res := results[culprit]; res.Code != e.code || !strings.Contains(res.Output, e.output) {
+		t.Errorf("culprit: code %d, want %d and %q in its output: %v", res.Code, e.code, e.output, res)
+	}
+	for r, res := range results {
+		if r == culprit {
+			continue
+		}
+		if res.Code != 0 {
+			t.Errorf("%v", res)
+		}
+		got, text := stamp(t, res.Output, "GOT ")
+		if d := time.Duration(got - begin); d > 3*time.Second {
+			t.Errorf("rank %d has its error %v after the end of rank %d, want 3s", r, d, culprit)
+		}
+		for _, want := range append(e.texts, fmt.Sprintf("rank %d", culprit)) {
+			if !strings.Contains(text, want) {
+				t.Errorf("rank %d: error %q has no %q", r, text, want)
+			}
+		}
+		t.Logf("rank %d after %v: %s", r, time.Duration(got-begin).Round(time.Millisecond), text)
 	}
 }
 

@@ -340,29 +340,6 @@ func (l *library) leased() bool {
 	return l.c.gate != nil
 }
 
-// releaseWait bounds the wait for the driver to say that closed graphs are gone. It says so on a thread of its own, mostly within 0.2 ms.
-const releaseWait = time.Second
-
-// awaitReleases waits until closed graphs without a replay in flight have given up their registrations.
-func (l *library) awaitReleases(ctx context.Context) {
-	start := time.Now()
-	for l.c.awaited() && l.outstanding() == 0 && ctx.Err() == nil && time.Since(start) < releaseWait {
-		time.Sleep(20 * time.Microsecond)
-	}
-}
-
-// awaited reports whether registrations of closed graphs are still held by them.
-func (c *Comm) awaited() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range c.regs {
-		if r.pending > 0 {
-			return true
-		}
-	}
-	return false
-}
-
 // drainGroups are enough for the library to look at what closed graphs have left: it does so at every 11th launch.
 const drainGroups = 11
 

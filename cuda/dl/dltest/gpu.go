@@ -1,0 +1,36 @@
+package dltest
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// NeedGPUs skips a test that needs n GPUs where they are not, or GORUN_DEVICE=host says not to use them. With GORUN_REQUIRE_GPU=1
+// a machine without them fails it.
+func NeedGPUs(t testing.TB, n int) {
+	t.Helper()
+	if os.Getenv("GORUN_DEVICE") == "host" {
+		t.Skip("GORUN_DEVICE=host")
+	}
+	missing := t.Skipf
+	if os.Getenv("GORUN_REQUIRE_GPU") == "1" {
+		missing = t.Fatalf
+	}
+	if _, err := os.Stat("/dev/nvidiactl"); err != nil {
+		missing("no GPU: %v", err)
+	}
+	if found, _ := filepath.Glob("/dev/nvidia[0-9]*"); len(found) < n {
+		missing("%d GPUs, this test needs %d", len(found), n)
+	}
+}
+
+// GPUEnv is the environment of a test's ranks on GPUs. NVLink multicast stays off, unless the caller's environment says otherwise: it needs more
+// of the machine than a test may ask for.
+func GPUEnv() []string {
+	env := []string{"NVSHMEM_DISABLE_NVLS=1"}
+	if _, set := os.LookupEnv("NCCL_NVLS_ENABLE"); !set {
+		env = append(env, "NCCL_NVLS_ENABLE=0")
+	}
+	return env
+}
