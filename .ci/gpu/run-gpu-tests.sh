@@ -2,7 +2,8 @@
 # run-gpu-tests.sh [flags] [BUNDLE]: runs gorun's tests, examples and benchmark on a machine with GPUs that has no Go.
 # It needs bash, coreutils and tar; xz or python3 to unpack. -h shows the flags.
 set -u
-export LC_ALL=C
+export -n LC_ALL # the programs' locale stays the user's
+LC_ALL=C
 
 usage() {
 	cat <<'TEXT'
@@ -89,6 +90,7 @@ fi
 work=$(mktemp -d) || die "no temporary folder"
 step_pid= watch_pid=
 finish() {
+	[ "$BASHPID" = $$ ] || return # a subshell that a signal reached before it had put its traps back
 	[ -z "$watch_pid" ] || kill "$watch_pid" 2>/dev/null
 	[ -z "$step_pid" ] || kill -TERM "$step_pid" 2>/dev/null
 	rm -rf "$work"
@@ -213,14 +215,23 @@ write_results() {
 log_limit=$((64 << 20)) # of one step, while it runs
 keep=$((256 << 10))     # of it, at each end, afterwards
 
-# failures picks the lines at which tests say that they failed, with six lines behind each, at most 60.
+# failures picks the lines at which tests say that they failed, with what they printed just before and behind, at most 80.
 failures() {
-	local line more=0 n=0
-	while IFS= read -r line && [ $n -lt 60 ]; do
-		[[ ! $line =~ ^(\ *--- FAIL|panic:|fatal error:) ]] || more=7
-		[ $more -gt 0 ] || continue
-		printf '%s\n' "$line"
-		more=$((more - 1)) n=$((n + 1))
+	local line more=0 n=0 before=()
+	while IFS= read -r line && [ $n -lt 80 ]; do
+		if [[ $line =~ ^(\ *---\ FAIL|panic:|fatal\ error:) ]]; then
+			[ ${#before[@]} -eq 0 ] || printf '%s\n' "${before[@]}"
+			n=$((n + ${#before[@]})) before=() more=7
+		fi
+		if [ $more -gt 0 ]; then
+			printf '%s\n' "$line"
+			more=$((more - 1)) n=$((n + 1))
+		elif [[ $line =~ ^===\ RUN ]]; then
+			before=()
+		else
+			before+=("$line")
+			[ ${#before[@]} -le 8 ] || before=("${before[@]:1}")
+		fi
 	done
 }
 

@@ -54,7 +54,8 @@ echo "epoch 2   loss $last   100 samples/s"`)
 		b.script("src/"+pkg+"/"+filepath.Base(pkg)+".test", `pwd; echo "args $*"; echo PASS`)
 	}
 	b.script("src/graphs/graphs.test", `echo '--- SKIP: TestA (0.0s)'; echo '    --- SKIP: TestB/x (0.0s)'; echo PASS`)
-	b.script("src/nccl/nccl.test", `printf -- '--- FAIL: TestSum (0.1s)\n    sum_test.go:7: got "1\\2"\t\303\251\n'
+	b.script("src/nccl/nccl.test", `echo '=== RUN   TestFirst'; echo 'a line of another test'; echo '--- PASS: TestFirst (0.1s)'
+printf -- '=== RUN   TestSum\n    sum_test.go:7: got "1\\2"\t\303\251\n--- FAIL: TestSum (0.1s)\n'
 i=0; while [ $i -lt 100 ]; do echo "line $i"; i=$((i + 1)); done
 echo FAIL; exit 1`)
 	b.write("VERSION", "gorun v0.0.0-test\n", 0o644)
@@ -161,7 +162,7 @@ func TestBundle(t *testing.T) {
 	if got.Passed != 15 || got.Failed != 1 || got.Skipped != 0 || got.Multicast != "unchanged" || got.Device != "host" || got.Version != "gorun v0.0.0-test" {
 		t.Errorf("%+v", got)
 	}
-	if s := got.step(t, "test nccl"); s.RC != 1 || !strings.Contains(s.Last, "--- FAIL: TestSum (0.1s)\n    sum_test.go:7: got \"1\\2\"\t??\nline 0\n") || !strings.Contains(s.Last, "line 99\nFAIL") {
+	if s := got.step(t, "test nccl"); s.RC != 1 || !strings.HasPrefix(s.Last, "    sum_test.go:7: got \"1\\2\"\t??\n--- FAIL: TestSum (0.1s)\nline 0\n") || !strings.Contains(s.Last, "line 99\nFAIL") {
 		t.Errorf("%+v", s)
 	}
 	if s := got.step(t, "test graphs"); !slices.Equal(s.Skipped, []string{"TestA", "TestB/x"}) {

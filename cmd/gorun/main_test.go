@@ -3,6 +3,9 @@ package main
 import (
 	"flag"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -26,6 +29,11 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Setup: func(e *testscript.Env) error {
+			// One of the scripts wants gorun-bench missing.
+			e.Setenv("PATH", strings.Join(slices.DeleteFunc(filepath.SplitList(e.Getenv("PATH")), func(dir string) bool {
+				_, err := os.Stat(filepath.Join(dir, benchProgram))
+				return err == nil
+			}), string(filepath.ListSeparator)))
 			// go build in a script finds the caches of the user, not of the script's empty home.
 			for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOFLAGS"} {
 				e.Setenv(name, os.Getenv(name))
