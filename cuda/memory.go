@@ -283,6 +283,12 @@ func (p *PeerMemory) Bytes() []byte {
 	return p.raw.bytes()
 }
 
+// Pointer is the address of its first byte, 0 after Close.
+func (p *PeerMemory) Pointer() uintptr {
+	base := unsafe.Pointer(unsafe.SliceData(p.Bytes()))
+	return uintptr(base)
+}
+
 // String is "4096-byte mapping 9 of a peer's memory".
 func (p *PeerMemory) String() string {
 	return fmt.Sprintf("%d-byte mapping %d of a peer's memory", p.n, p.id)

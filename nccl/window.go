@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"unsafe"
 
 	"github.com/gorun-dev/gorun/cuda"
 )
@@ -365,7 +364,7 @@ func (w *hostWindow) peer(rank int) (uintptr, error) {
 	if rank == w.h.rank {
 		return w.r.Pointer(), nil
 	}
-	return uintptr(unsafe.Pointer(&w.maps[rank].Bytes()[w.r.Off])), nil
+	return w.maps[rank].Pointer() + uintptr(w.r.Off), nil
 }
 
 func (w *hostWindow) close() error {
