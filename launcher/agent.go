@@ -62,7 +62,7 @@ type agent struct {
 	cfg      agentConfig
 	events   chan agentEvent // never blocks: it has room for all that can come
 	out, err *collector      // the same one when both sinks are the same file
-	ep       int
+	poller   *poller
 	quit     int // eventfd: ends the watcher
 	threads  sync.WaitGroup
 	letDie   chan struct{}                                  // closed: the forking thread may end
@@ -78,17 +78,17 @@ type agent struct {
 
 func newAgent(cfg agentConfig) (*agent, error) {
 	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), tails: make([]*stream, len(cfg.ranks)),
-		events: make(chan agentEvent, 2*len(cfg.ranks)+8), letDie: make(chan struct{}), register: unix.EpollCtl, ep: -1, quit: -1}
+		events: make(chan agentEvent, 2*len(cfg.ranks)+8), letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1}
 	var err error
-	if a.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+	if a.poller, err = newPoller(); err != nil {
 		return nil, fmt.Errorf("agent: epoll: %w", err)
 	}
 	if a.quit, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
-		unix.Close(a.ep)
+		a.poller.close()
 		return nil, fmt.Errorf("agent: eventfd: %w", err)
 	}
 	watch := func(fd, data int) error {
-		return unix.EpollCtl(a.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(data)})
+		return unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(data)})
 	}
 	err = watch(a.quit, watchQuit)
 	if err == nil && cfg.keeper != nil {
@@ -108,7 +108,7 @@ func newAgent(cfg agentConfig) (*agent, error) {
 		}
 	}
 	if err != nil {
-		unix.Close(a.ep)
+		a.poller.close()
 		unix.Close(a.quit)
 		return nil, fmt.Errorf("agent: %w", err)
 	}
@@ -258,7 +258,7 @@ func (a *agent) watchRank(i, pid, pidfd int, so, se *stream) error {
 		unix.Close(se.fd)
 		return err
 	}
-	return a.register(a.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
+	return a.register(a.poller.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
 }
 
 // watch waits for the ranks and the keeper.
@@ -266,7 +266,7 @@ func (a *agent) watch() {
 	defer a.threads.Done()
 	events := make([]unix.EpollEvent, 128)
 	for {
-		n, err := unix.EpollWait(a.ep, events, -1)
+		n, err := a.poller.wait(events, -1)
 		if err == unix.EINTR {
 			continue
 		}
@@ -280,7 +280,7 @@ func (a *agent) watch() {
 			case watchQuit:
 				return
 			case watchKeeper:
-				unix.EpollCtl(a.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
+				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
 				a.events <- agentEvent{kind: keeperDied, at: now}
 			default:
 				i, pidfd := int(e.Fd), int(e.Pad)
@@ -290,7 +290,7 @@ func (a *agent) watch() {
 				}
 				// Closing alone would not take it out of the set while a fork is on its way: the child has a
 				// copy of the descriptor until it has called exec.
-				unix.EpollCtl(a.ep, unix.EPOLL_CTL_DEL, pidfd, nil)
+				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, pidfd, nil)
 				unix.Close(pidfd)
 				a.mu.Lock()
 				pid := a.pids[i]
@@ -429,7 +429,7 @@ const reapBound = time.Second
 
 func (a *agent) stopKeeper() {
 	if a.cfg.keeper != nil {
-		unix.EpollCtl(a.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
+		unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
 		a.cfg.keeper.Stop()
 	}
 }
@@ -455,7 +455,7 @@ func (a *agent) close() {
 	var one = [8]byte{0: 1, 7: 1} // not zero in either byte order
 	unix.Write(a.quit, one[:])
 	a.threads.Wait()
-	unix.Close(a.ep)
+	a.poller.close()
 	unix.Close(a.quit)
 }
 

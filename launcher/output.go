@@ -15,6 +15,8 @@ import (
 const (
 	// readSize is one read from a rank: a pipe's default capacity.
 	readSize = 64 << 10
+	// flood is a read that says that much is to come.
+	flood = 4 << 10
 	// maxLine is the longest line that is kept back until it is complete. A longer one is passed on in pieces,
 	// and the other ranks wait until its end or until it pauses.
 	maxLine = 64 << 10
@@ -46,9 +48,10 @@ type stream struct {
 // collector carries the output of ranks to a sink, whole lines of one rank at a time. One goroutine does it for
 // all streams of a sink: a slow sink blocks the ranks by their pipes, and memory is bounded by maxLine a stream.
 type collector struct {
-	ep, wake int
-	sinkErr  func(error) // called once, on the collector's goroutine; nil: a sink that fails is done without
-	done     chan struct{}
+	poller  *poller
+	wake    int         // eventfd
+	sinkErr func(error) // called once, on the collector's goroutine; nil: a sink that fails is done without
+	done    chan struct{}
 
 	mu        sync.Mutex // guards what follows up to the blank line; held briefly
 	streams   []*stream
@@ -68,22 +71,22 @@ type collector struct {
 }
 
 func newCollector(errSink io.Writer, sinkErr func(error)) (*collector, error) {
-	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	p, err := newPoller()
 	if err != nil {
 		return nil, err
 	}
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err == nil {
-		err = unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: -1})
+		err = unix.EpollCtl(p.ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: -1})
 		if err != nil {
 			unix.Close(wake)
 		}
 	}
 	if err != nil {
-		unix.Close(ep)
+		p.close()
 		return nil, err
 	}
-	c := &collector{ep: ep, wake: wake, sinkErr: sinkErr, errSink: errSink, done: make(chan struct{})}
+	c := &collector{poller: p, wake: wake, sinkErr: sinkErr, errSink: errSink, done: make(chan struct{})}
 	go c.loop()
 	return c, nil
 }
@@ -93,7 +96,7 @@ func (c *collector) add(s *stream) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s.index = len(c.streams)
-	if err := unix.EpollCtl(c.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(s.index)}); err != nil {
+	if err := unix.EpollCtl(c.poller.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(s.index)}); err != nil {
 		return err
 	}
 	c.streams = append(c.streams, s)
@@ -125,7 +128,7 @@ func (c *collector) ring() {
 
 func (c *collector) loop() {
 	defer close(c.done)
-	defer unix.Close(c.ep)
+	defer c.poller.close()
 	defer unix.Close(c.wake)
 	c.buf = make([]byte, maxLine+readSize)
 	var events []unix.EpollEvent
@@ -193,7 +196,7 @@ func (c *collector) wait(events []unix.EpollEvent, ms int) (n int, woken bool, e
 		}
 		return n, fds[0].Revents != 0, nil
 	}
-	m, err := unix.EpollWait(c.ep, events, ms)
+	m, err := c.poller.wait(events, ms)
 	if err != nil {
 		return 0, false, err
 	}
@@ -273,6 +276,9 @@ func (c *collector) read(s *stream, now time.Time) {
 		c.end(s)
 		return
 	}
+	if n >= flood {
+		c.poller.keepThread()
+	}
 	if s.keepTail {
 		s.tail = append(s.tail, c.buf[kept:kept+n]...)
 		if len(s.tail) > 2*tailSize {
@@ -309,7 +315,7 @@ func (c *collector) end(s *stream) {
 	if s.fd < 0 {
 		return
 	}
-	unix.EpollCtl(c.ep, unix.EPOLL_CTL_DEL, s.fd, nil) // a child between fork and exec may hold it open
+	unix.EpollCtl(c.poller.ep, unix.EPOLL_CTL_DEL, s.fd, nil) // a child between fork and exec may hold it open
 	unix.Close(s.fd)
 	s.fd = -1
 	if c.owner == s {
