@@ -74,11 +74,31 @@ func (b *background) stop() {
 }
 
 func (b *background) run() {
-	defer close(b.ended)
+	ended := false
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if ended || b.quit.Load() {
+			close(b.ended)
+			return
+		}
+		// A task has ended this goroutine while it drove: another looks at what that left.
+		b.kick <- struct{}{} // has room: this one was not parked
+		go b.run()
+	}()
 	for range b.kick {
 		for b.look() && !b.quit.Load() {
 		}
 	}
+	ended = true
+}
+
+// drive does what is there to do. The driver's lock is held.
+func (b *background) drive() {
+	b.driving.Store(true)
+	defer b.d.release()
+	defer b.driving.Store(false)
+	b.d.drive(context.Background(), nil, 0)
 }
 
 // look serves the device until it has been quiet for some looks, and then parks. It returns true when it must look again at once.
@@ -92,10 +112,7 @@ func (b *background) look() bool {
 		}
 		b.nap.leave()
 		if d.waiters.Load() == 0 && d.h.pending() && d.lock.TryLock() {
-			b.driving.Store(true)
-			d.drive(context.Background(), nil, 0)
-			b.driving.Store(false)
-			d.release()
+			b.drive()
 			pause, quiet = firstPause, 0
 			continue
 		}

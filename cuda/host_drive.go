@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -65,8 +66,7 @@ func (d *driver) wait(ctx context.Context, s *hostStream, target uint64) error {
 	for {
 		var err error
 		if d.lock.TryLock() {
-			err = d.drive(ctx, s, target)
-			d.release()
+			err = d.driveLocked(ctx, s, target)
 		} else if !d.park(ctx, s, target) {
 			err = context.Cause(ctx)
 		}
@@ -189,6 +189,12 @@ func (d *driver) wakeDone() {
 	}
 }
 
+// driveLocked is drive and the end of it, which also comes where a task ends this goroutine.
+func (d *driver) driveLocked(ctx context.Context, s *hostStream, target uint64) error {
+	defer d.release()
+	return d.drive(ctx, s, target)
+}
+
 // drive steps all streams until the first target tasks of s have ended, ctx ends (its cause is returned) or
 // the place is wanted by another. Without s it drives until somebody waits or nothing is left to do. The lock is held.
 func (d *driver) drive(ctx context.Context, s *hostStream, target uint64) error {
@@ -241,15 +247,15 @@ func (d *driver) pass() (progress bool) {
 	return progress
 }
 
-// recovered makes a panic of a task the device's sticky error.
+// errGoexit is what a kernel's function did that ended its goroutine: t.Fatal in a test does.
+var errGoexit = errors.New("the function ended its goroutine (runtime.Goexit)")
+
+// recovered makes a panic of a task, or its end of this goroutine, the device's sticky error.
 func (d *driver) recovered(progress *bool) {
 	if d.stepping == nil {
 		return // nothing of a task's was running
 	}
 	r := recover()
-	if r == nil {
-		return
-	}
 	what := "task"
 	if s := d.stepping; s.running {
 		what = s.current.String()
@@ -263,6 +269,8 @@ func (d *driver) recovered(progress *bool) {
 func (h *hostDevice) panicked(what string, r any) *Error {
 	stack := string(debug.Stack())
 	switch e := r.(type) {
+	case nil:
+		return &Error{Op: what, Err: errGoexit, Stack: stack}
 	case *Error:
 		return &Error{Op: what, Err: e, Stack: stack}
 	case interface {

@@ -170,7 +170,12 @@ func (p *workers) stop() {
 func (p *workers) work() {
 	debug.SetPanicOnFault(true)
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer func() {
+		if !p.quit { // a kernel has ended this goroutine: another is started when one is needed
+			p.started--
+		}
+		p.mu.Unlock()
+	}()
 	for {
 		r := p.find()
 		if r == nil {
@@ -180,12 +185,7 @@ func (p *workers) work() {
 			p.more.Wait()
 			continue
 		}
-		r.active++
-		p.mu.Unlock()
 		p.help(r)
-		p.mu.Lock()
-		r.active--
-		p.h.ring()
 	}
 }
 
@@ -199,12 +199,20 @@ func (p *workers) find() *kernelRun {
 	return nil
 }
 
+// help does parts of a run. mu is held, but not meanwhile.
 func (p *workers) help(r *kernelRun) {
+	r.active++
+	p.mu.Unlock()
+	over := false
 	defer func() {
-		if e := recover(); e != nil {
-			p.h.dev.Fail(p.h.panicked("kernel "+r.name, e))
+		if !over {
+			p.h.dev.Fail(p.h.panicked("kernel "+r.name, recover()))
 		}
+		p.mu.Lock()
+		r.active--
+		p.h.ring()
 	}()
 	for r.doPart() {
 	}
+	over = true
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 )
 
@@ -331,13 +332,22 @@ func (s *hostStream) notCapturing(op string) error {
 	return s.rec.c.forbid(op, s.String())
 }
 
+// closeDrive is how long Close carries on with work that is left before it complains.
+const closeDrive = 100 * time.Millisecond
+
 func (s *hostStream) close() error {
 	const op = "close stream"
 	if err := s.notCapturing(op); err != nil {
 		return err
 	}
-	// The driver's place: nobody is between taking an entry and ending it.
 	d := &s.h.driver
+	if s.pending() {
+		// What can end by itself does: a task of a communicator that has failed, a small copy.
+		ctx, cancel := context.WithTimeout(context.Background(), closeDrive)
+		d.wait(ctx, s, s.submitted.Load())
+		cancel()
+	}
+	// The driver's place: nobody is between taking an entry and ending it.
 	d.acquire()
 	if s.failure.Load() != nil || s.h.dev.sticky.Load() != nil {
 		s.fail(s.h.dev.Err())

@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -111,6 +112,51 @@ func TestKernelPanic(t *testing.T) {
 			wantText(t, d.Err(), "kernel divide")
 			wantText(t, fmt.Errorf("%+v", err), "TestKernelPanic")
 			wantText(t, behind.cancelCause(), "kernel divide")
+		})
+	}
+}
+
+// A kernel that ends its goroutine (t.Fatal does) fails the device, whichever goroutine that was; nobody else hangs for it.
+func TestKernelGoexit(t *testing.T) {
+	kernel := func(d *Device, slow time.Duration) *Kernel[bool] {
+		return must(NewKernel(d, KernelSpec[bool]{Name: "quits", Host: func(_ Grid, _, _ int, quit bool) {
+			if quit {
+				runtime.Goexit()
+			}
+			for start := time.Now(); time.Since(start) < slow; {
+			}
+		}}))
+	}
+	const slow = 4 * heavyItem // for the workers to do
+	for name, c := range map[string]struct {
+		slow time.Duration
+		wait bool // a first waiter drives, and is ended
+	}{"in a waiter": {0, true}, "in the background": {0, false}, "in a worker": {slow, false}} {
+		t.Run(name, func(t *testing.T) {
+			d := newDevice(t)
+			s := newStream(t, d)
+			k := kernel(d, c.slow)
+			for range 3 { // its pace is known then
+				check(t, k.Launch(s, Grid{N: 1}, false))
+				check(t, s.Synchronize(testContext(t)))
+			}
+			other := newGate(d, "on another stream")
+			check(t, newStream(t, d).Submit(other))
+			if c.wait {
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					k.Launch(s, Grid{N: 1}, true)
+					s.Synchronize(testContext(t))
+				}()
+				<-ended
+			} else {
+				check(t, k.Launch(s, Grid{N: 1}, true))
+			}
+			// The device's goroutine goes on: nobody waits for this.
+			eventually(t, "the other stream fails", func() bool { return other.canceled.Load() != nil })
+			wantText(t, s.Synchronize(testContext(t)), "quits", "runtime.Goexit")
+			wantText(t, d.Err(), "quits", "runtime.Goexit")
 		})
 	}
 }

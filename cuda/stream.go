@@ -48,7 +48,7 @@ func (s *Stream) Synchronize(ctx context.Context) error { return s.raw.synchroni
 // Query reports without waiting whether all is done. On a capturing stream it is what Synchronize is.
 func (s *Stream) Query() (done bool, err error) { return s.raw.query() }
 
-// Close ends the stream; work that is still in it is an error (Synchronize first), which names it; a failed stream closes. A second Close is
+// Close ends the stream; work that does not end in a moment is an error (Synchronize first), which names it; a failed stream closes. A second Close is
 // ErrClosed.
 func (s *Stream) Close() error {
 	if err := s.raw.close(); err != nil {
