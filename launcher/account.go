@@ -185,7 +185,7 @@ func (a *Account) Summary() string {
 		return ""
 	case ReasonFailed:
 		r := &a.Ranks[a.Cause]
-		fmt.Fprintf(&b, "gorun: rank %d (host %s, pid %d) %v after %v", r.Rank, r.Host, r.PID, r.status, r.End.Sub(r.Start).Round(time.Millisecond))
+		fmt.Fprintf(&b, "gorun: rank %d (host %s, pid %d) %v after %v", r.Rank, r.Host, r.PID, r.status, shortTime(r.End.Sub(r.Start)))
 		if r.lostSilently() {
 			b.WriteString(" without leaving the job (Job.Close), which is a death to the other ranks")
 		}
@@ -207,6 +207,14 @@ func (a *Account) Summary() string {
 		b.WriteString("  " + t + "\n")
 	}
 	return b.String()
+}
+
+// shortTime is a duration as a person wants to read it.
+func shortTime(d time.Duration) time.Duration {
+	if d < time.Millisecond {
+		return d.Round(time.Microsecond)
+	}
+	return d.Round(time.Millisecond)
 }
 
 // consequences names what became of the other ranks, in one line.
