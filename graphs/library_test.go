@@ -381,7 +381,6 @@ func TestReplayDeadline(t *testing.T) {
 			if err := wantText(err, "replay", "communicator lonely", "rank 1"); err != nil {
 				return err
 			}
-			fmt.Println(err)
 			begin := time.Now()
 			if err := c.Abort(err); err != nil {
 				return err

@@ -554,6 +554,8 @@ API int cuStreamEndCapture(struct stream *s, struct graph **out) {
 	for (int i = 0; i < c->nstreams; i++)
 		c->streams[i]->cap = 0;
 	if (c->invalid || unjoined) {
+		for (int i = 0; i < c->g->nobj; i++)
+			unref_object(c->g->objects[i]);
 		unref_graph(c->g);
 		return unlock(c->invalid ? 901 : 904);
 	}
@@ -562,6 +564,13 @@ API int cuStreamEndCapture(struct stream *s, struct graph **out) {
 	return unlock(0);
 }
 API int cuStreamIsCapturing(struct stream *s, int *status) { NEED; *status = s->cap ? 1 + s->cap->invalid : 0; return unlock(0); }
+API int cuStreamGetCaptureInfo_v2(struct stream *s, int *status, u64 *id, struct graph **g, void **deps, size_t *n) {
+	NEED;
+	(void)id, (void)deps, (void)n;
+	*status = s->cap ? 1 + s->cap->invalid : 0;
+	*g = s->cap ? s->cap->g : 0;
+	return unlock(0);
+}
 API int cuThreadExchangeStreamCaptureMode(int *m) { int old = thread_mode; thread_mode = *m; *m = old; return 0; }
 
 API int cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, u64 flags) {

@@ -23,6 +23,8 @@ typedef void *stream_t;
 
 static int (*launch_host_func)(stream_t, void (*)(void *), void *);
 static int (*is_capturing)(stream_t, int *);
+static int (*capture_info)(stream_t, int *, uint64_t *, void **, void **, size_t *);
+static int (*object_create)(void **, void *, void (*)(void *), unsigned, unsigned), (*graph_retain)(void *, void *, unsigned, unsigned);
 static int (*get_current)(uintptr_t *), (*set_current)(uintptr_t);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -30,6 +32,9 @@ static void bind_driver(void) {
 	void *h = dlopen(getenv("GORUN_CUDA_LIB"), RTLD_NOW);
 	launch_host_func = (int (*)(stream_t, void (*)(void *), void *))dlsym(h, "cuLaunchHostFunc");
 	is_capturing = (int (*)(stream_t, int *))dlsym(h, "cuStreamIsCapturing");
+	capture_info = (int (*)(stream_t, int *, uint64_t *, void **, void **, size_t *))dlsym(h, "cuStreamGetCaptureInfo_v2");
+	object_create = (int (*)(void **, void *, void (*)(void *), unsigned, unsigned))dlsym(h, "cuUserObjectCreate");
+	graph_retain = (int (*)(void *, void *, unsigned, unsigned))dlsym(h, "cuGraphRetainUserObject");
 	get_current = (int (*)(uintptr_t *))dlsym(h, "cuCtxGetCurrent");
 	set_current = (int (*)(uintptr_t))dlsym(h, "cuCtxSetCurrent");
 }
@@ -66,6 +71,8 @@ struct comm {
 	int n, rank;
 	struct shared *s;
 	volatile int state, aborted, uses;
+	volatile int graphs;   /* that have captured something of it, and are not gone: the end waits for them */
+	void *volatile newest; /* of them */
 	uint64_t phase, wphase;
 	uintptr_t ctx; /* current when it was made: calls make it current again */
 	pthread_mutex_t turn;
@@ -126,7 +133,11 @@ API int ncclCommCount(struct comm *c, int *n) { *n = c->n; return 0; }
 API int ncclCommCuDevice(struct comm *c, int *n) { *n = c->rank; return 0; }
 API int ncclCommUserRank(struct comm *c, int *n) { *n = c->rank; return 0; }
 
-static void *ends(void *arg) { usleep(3000); ((struct comm *)arg)->state = 0; return 0; }
+static void wait_graphs(struct comm *c) {
+	while (c->graphs)
+		usleep(200);
+}
+static void *ends(void *arg) { usleep(3000); wait_graphs(arg); ((struct comm *)arg)->state = 0; return 0; }
 API int ncclCommFinalize(struct comm *c) {
 	note("CommFinalize");
 	c->state = INPROGRESS;
@@ -135,12 +146,13 @@ API int ncclCommFinalize(struct comm *c) {
 	pthread_detach(t);
 	return INPROGRESS;
 }
-API int ncclCommDestroy(struct comm *c) { note("CommDestroy"); c->aborted = 1; return 0; } /* its memory stays: a stream may still look at it */
+API int ncclCommDestroy(struct comm *c) { note("CommDestroy"); wait_graphs(c); c->aborted = 1; return 0; } /* its memory stays: a stream may still look at it */
 API int ncclCommAbort(struct comm *c) {
 	note("CommAbort");
 	c->aborted = 1;
 	for (int i = 0; i < 2000 && c->uses; i++)
 		usleep(1000);
+	wait_graphs(c);
 	return 0;
 }
 API int ncclCommRegister(struct comm *c, void *p, size_t n, void **h) {
@@ -321,11 +333,35 @@ static __thread int depth;
 static __thread struct { struct op *o; stream_t s; } grouped[256];
 static __thread int ngrouped;
 
+struct holder { struct comm *c; void *g; };
+static void graph_gone(void *arg) {
+	struct holder *h = arg;
+	if (h->c->newest == h->g)
+		h->c->newest = 0;
+	__atomic_sub_fetch(&h->c->graphs, 1, __ATOMIC_SEQ_CST);
+	free(h);
+}
+/* hold has the graph under capture keep the communicator, once. */
+static int hold(struct comm *c, stream_t s) {
+	int status;
+	uint64_t id;
+	void *g = 0, *object;
+	if (!capture_info || capture_info(s, &status, &id, &g, 0, 0) || !g || c->newest == g)
+		return 0;
+	struct holder *h = malloc(sizeof *h);
+	*h = (struct holder){c, g};
+	c->newest = g;
+	__atomic_add_fetch(&c->graphs, 1, __ATOMIC_SEQ_CST);
+	return object_create(&object, h, graph_gone, 1, 1) || graph_retain(g, object, 1, 1);
+}
+
 static int issue(struct op *o, stream_t s) {
 	int status = 0;
 	set_current(o->c->ctx);
 	if (is_capturing(s, &status) || status == 2)
 		return fail(1, "the stream's capture is invalid");
+	if (status && hold(o->c, s))
+		return fail(1, "hold the graph");
 	return launch_host_func(s, run, o) ? fail(1, "launch") : 0;
 }
 static int enqueue(struct op v, stream_t s) {
