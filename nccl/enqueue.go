@@ -288,6 +288,9 @@ func (c *Comm) whereabouts(r int) string {
 	if n, closed := c.be.peerClosed(r); closed {
 		return fmt.Sprintf("closed after call #%d", n)
 	}
+	if a == nil {
+		return "on another host"
+	}
 	if busy := a.Busy(); busy != "" {
 		return "in " + busy
 	}

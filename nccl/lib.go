@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
@@ -52,6 +53,10 @@ type library struct {
 	ended    bool // the communicators are gone: nothing is registered any more
 	closing  bool
 	waiting  atomic.Int32 // len(freeing)
+
+	// Where members are on other hosts, whose ledgers cannot be read.
+	closings *bootstrap.Group // meets once, at Close; nil on one host
+	closedAt atomic.Pointer[[]uint64]
 
 	drainStream *cuda.Stream // guarded by mu
 	drainBuf    *cuda.Memory

@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
@@ -154,10 +155,15 @@ func (l *library) group(calls []Call, comm ncclsys.Comm) error {
 	return err
 }
 
-// finish waits where the library goes on with a call by itself, as for a first connection.
+// connectPatience is how long a call waits for members that do not come to connect. The library connects them in the first call that needs it, and does
+// nothing else meanwhile: a late member is no fault, one that is busy for longer than this is taken for one.
+const connectPatience = 10 * time.Minute
+
+// finish waits where the library goes on with a call by itself, as for a first connection. Meanwhile the members' ledgers are watched: a
+// contradiction, a death or a close ends it.
 func (l *library) finish(err error, comm ncclsys.Comm) error {
 	if err == error(ncclsys.ErrInProgress) {
-		return l.settle(context.Background(), comm, l.c.timeout)
+		return l.settle(context.Background(), comm, connectPatience)
 	}
 	return result(err)
 }

@@ -105,6 +105,9 @@ func (l *library) release() {
 	l.closing = true
 	l.rmu.Unlock()
 	l.tellers.Wait()
+	if l.closings != nil {
+		l.closings.Close()
+	}
 	l.umu.Lock()
 	uses := l.uses
 	l.uses = map[*cuda.Stream]*use{}

@@ -177,6 +177,15 @@ func (l *library) fault(id string) bool {
 // is called, which would wait for ever.
 func (l *library) connect(ctx context.Context) error {
 	c := l.c
+	for _, p := range c.peers {
+		if p.acct == nil && l.closings == nil {
+			g, err := c.job.Group("nccl "+c.key+" close", c.ranks)
+			if err != nil {
+				return err
+			}
+			l.closings = g
+		}
+	}
 	kinds := []string{"collectives"}
 	if l.fault("p2p-then-collective") {
 		kinds = append(kinds, "point to point")

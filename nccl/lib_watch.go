@@ -372,14 +372,40 @@ func (l *library) decodeFailure(b []byte) error {
 	return told(code, rank, string(b[8:]), re)
 }
 
-// declareClosed has nothing to do for members of this host: the ledger says it. The others meet.
-func (l *library) declareClosed(n uint64) {}
+// declareClosed tells members of other hosts: all meet. Those of this host see it in the ledger.
+func (l *library) declareClosed(n uint64) {
+	if l.closings == nil {
+		return
+	}
+	l.tellers.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeWait)
+		defer cancel()
+		all, err := l.closings.AllGather(ctx, binary.LittleEndian.AppendUint64(nil, n))
+		if err != nil {
+			return // they did not all come: Close ends without them
+		}
+		closed := make([]uint64, len(all))
+		for r, b := range all {
+			if len(b) != 8 {
+				return
+			}
+			closed[r] = binary.LittleEndian.Uint64(b)
+		}
+		l.closedAt.Store(&closed)
+	})
+}
 
 func (l *library) peerClosed(r int) (uint64, bool) {
-	if l.c.peers == nil || l.c.peers[r].acct == nil {
+	if l.c.peers == nil {
 		return 0, false
 	}
-	return l.c.peers[r].acct.Closed()
+	if a := l.c.peers[r].acct; a != nil {
+		return a.Closed()
+	}
+	if all := l.closedAt.Load(); all != nil {
+		return (*all)[r], true
+	}
+	return 0, false
 }
 
 // jobRankOf is the rank that a failure is about: the one that has ended, else this one.
