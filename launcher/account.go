@@ -191,7 +191,11 @@ func (a *Account) Summary() string {
 		}
 		b.WriteByte('\n')
 		if lines := lastLines(r.tail, 5); len(a.Ranks) > 1 && !r.shown && len(lines) > 0 {
-			b.WriteString("  its last lines on stderr:\n")
+			what := "its last lines on stderr"
+			if isPanic(lines[0]) {
+				what = "its panic on stderr"
+			}
+			b.WriteString("  " + what + ":\n")
 			for _, l := range lines {
 				b.WriteString("    " + l + "\n")
 			}
@@ -289,7 +293,12 @@ func ranksText(ranks []int) string {
 	return b.String()
 }
 
-// lastLines are the last n lines of text, cut to a readable length.
+// isPanic tells the line with which a Go program says why it dies.
+func isPanic(line string) bool {
+	return strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ")
+}
+
+// lastLines are the last n lines of text, cut to a readable length; of a Go program that panicked those from the panic on.
 func lastLines(text []byte, n int) []string {
 	s := strings.TrimRight(string(text), "\r\n")
 	if s == "" {
@@ -297,7 +306,14 @@ func lastLines(text []byte, n int) []string {
 	}
 	lines := strings.Split(s, "\n")
 	if len(lines) > n {
-		lines = lines[len(lines)-n:]
+		from := len(lines) - n
+		for i, l := range lines[:from] {
+			// What a Go program dies of stands above the stacks of its goroutines.
+			if isPanic(l) {
+				from = i
+			}
+		}
+		lines = lines[from : from+n]
 	}
 	for i, l := range lines {
 		l = strings.TrimRight(l, "\r")

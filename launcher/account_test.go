@@ -125,7 +125,7 @@ func TestLastLines(t *testing.T) {
 		text string
 		want []string
 	}{
-		{"", nil}, {"\n\n", nil}, {"a", []string{"a"}}, {"a\nb\nc\n", []string{"b", "c"}}, {"10%\r20%\r\nend\r\n", []string{"20%", "end"}},
+		{"", nil}, {"\n\n", nil}, {"a", []string{"a"}}, {"a\nb\nc\n", []string{"b", "c"}}, {"a\npanic: b\n\ngoroutine 1 [running]:\nmain.main()\nexit\n", []string{"panic: b", ""}}, {"a\npanic: b\nc\n", []string{"panic: b", "c"}}, {"fatal error: a\nb\nc\nd", []string{"fatal error: a", "b"}}, {"10%\r20%\r\nend\r\n", []string{"20%", "end"}},
 	} {
 		if got := lastLines([]byte(c.text), 2); !cmp.Equal(got, c.want) {
 			t.Errorf("lastLines(%q) = %q, want %q", c.text, got, c.want)
