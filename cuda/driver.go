@@ -139,11 +139,11 @@ func newDriverDevice(dev *Device, p Platform, token string) (*driverDevice, erro
 
 // start makes what the device needs in its context.
 func (g *driverDevice) start() error {
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return err
 	}
-	defer g.unbind()
-	var err error
+	defer in.leave()
 	if g.aux, err = g.drv.StreamCreate(cusys.StreamNonBlocking); err != nil {
 		return err
 	}
@@ -207,10 +207,11 @@ func (g *driverDevice) String() string {
 func (g *driverDevice) info() Info { return g.about }
 
 func (g *driverDevice) memoryInfo() (free, total uint64, err error) {
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return 0, 0, err
 	}
-	defer g.unbind()
+	defer in.leave()
 	free, total, err = g.drv.MemInfo()
 	return free, total, g.cause(err)
 }
@@ -229,6 +230,36 @@ func (g *driverDevice) bind() error {
 
 func (g *driverDevice) unbind() { runtime.UnlockOSThread() }
 
+// entered is a thread with the device current on it for calls of this package.
+type entered struct {
+	g     *driverDevice
+	quiet bool
+	mode  cusys.CaptureMode // the thread's, while quiet
+}
+
+// enter is bind for calls of this package. While this thread captures, the driver forbids it most calls (even a query of another stream), and spoils
+// the capture. What is to be forbidden this package has asked unsafeCall for; so quiet, which is for all calls but those on a stream that
+// captures, tells the driver to let the thread do what it likes.
+func (g *driverDevice) enter(quiet bool) (entered, error) {
+	if err := g.bind(); err != nil {
+		return entered{}, err
+	}
+	e := entered{g: g}
+	if quiet && g.captures.any() {
+		if mode, err := g.drv.ExchangeCaptureMode(cusys.CaptureRelaxed); err == nil {
+			e.quiet, e.mode = true, mode
+		}
+	}
+	return e, nil
+}
+
+func (e entered) leave() {
+	if e.quiet {
+		e.g.drv.ExchangeCaptureMode(e.mode)
+	}
+	e.g.unbind()
+}
+
 // setBell: the device sleeps on no bell, it asks the driver.
 func (g *driverDevice) setBell(*Bell) error { return nil }
 func (g *driverDevice) ring()               {}
@@ -243,9 +274,9 @@ func (g *driverDevice) close() error {
 	g.quiesce()
 	hostCalls.forget(func(c *hostCall) bool { return c.g == g }) // of streams that failed before them
 	var errs []error
-	if err := g.bind(); err == nil {
+	if in, err := g.enter(true); err == nil {
 		errs = append(errs, g.pinned.close(), g.vmm.close(), g.unload(), g.drv.StreamDestroy(g.aux))
-		g.unbind()
+		in.leave()
 	}
 	g.closed.Store(true)
 	errs = append(errs, g.drv.PrimaryCtxRelease(g.id))

@@ -76,10 +76,14 @@ func (c *driverCapture) state() CaptureState {
 	c.mu.Lock()
 	st := c.st
 	c.mu.Unlock()
-	if st != CaptureActive || c.g.bind() != nil {
+	if st != CaptureActive {
 		return st
 	}
-	defer c.g.unbind()
+	in, err := c.g.enter(true)
+	if err != nil {
+		return st
+	}
+	defer in.leave()
 	if status, err := c.g.drv.StreamCaptureStatus(c.origin.h); err != nil || status != cusys.CaptureActive {
 		return CaptureInvalidated
 	}
@@ -209,11 +213,11 @@ func (s *driverStream) endCapture() (platformGraph, error) {
 	gr := &driverGraph{g: s.g, calls: c.calls, pieces: c.pieces}
 	c.mu.Unlock()
 
-	err := s.g.bind()
+	in, err := s.g.enter(false)
 	if err == nil {
 		gr.h, err = s.g.drv.StreamEndCapture(s.h)
 		err = s.g.cause(err)
-		s.g.unbind()
+		in.leave()
 	}
 	s.g.captures.change(func(list []*driverCapture) []*driverCapture {
 		return slices.DeleteFunc(list, func(other *driverCapture) bool { return other == c })

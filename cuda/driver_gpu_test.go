@@ -301,8 +301,7 @@ func TestGPUQualifies(t *testing.T) {
 	wantText(t, d.Qualifies(good.Memory().Pointer(), 1<<30), "reach beyond their allocation")
 	wantText(t, Range{Mem: good.Memory(), Off: n, Len: 1}.Qualifies(), "outside the allocation")
 	wantText(t, Range{}.Qualifies(), "no memory")
-	x := new(int64)
-	wantText(t, d.Qualifies(uintptr(unsafe.Pointer(x)), 8), "no memory of the driver")
+	wantText(t, d.Qualifies(reflect.ValueOf(new(int64)).Pointer(), 8), "no memory of the driver")
 	g := d.plat.(*driverDevice)
 	check(t, g.bind())
 	piece, err := g.pinned.get(100)
@@ -662,7 +661,14 @@ func captured(t testing.TB, s *Stream, fn func()) (*Graph, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	check(t, s.BeginCapture(CaptureThreadLocal))
+	ended := false
+	defer func() {
+		if !ended { // the test ends in fn: the thread goes on without the capture
+			s.EndCapture()
+		}
+	}()
 	fn()
+	ended = true
 	return s.EndCapture()
 }
 
@@ -743,7 +749,7 @@ func TestGPUCaptureForbidden(t *testing.T) {
 	s, other := newStream(t, d), newStream(t, d)
 	outside, inside := newEvent(t, d), newEvent(t, d)
 	check(t, other.Record(outside))
-	mem := malloc[int8](t, d, 100)
+	mem, exported := malloc[int8](t, d, 100), shareable[int8](t, d, 100)
 	g, err := captured(t, s, func() { check(t, s.Memset(mem.All().Range(), 1)) })
 	check(t, err)
 	exec := must(g.Instantiate())
@@ -812,9 +818,19 @@ func TestGPUCaptureForbidden(t *testing.T) {
 		in[99] = 7
 		check(t, CopyToDevice(mem.All(), in, other))
 		check(t, CopyToHost(out, mem.All(), other))
+		check(t, exec.Launch(other))
 		check(t, other.Synchronize(ctx))
 		if out[99] != 7 {
 			t.Errorf("a copy beside a capture brought %d", out[99])
+		}
+		s3, e3, x3 := must(d.NewStream()), must(d.NewEvent()), must(g.Instantiate())
+		check(t, g.OnRelease(func() {}))
+		check(t, errors.Join(s3.Record(e3), other.Wait(e3), s3.HostFunc(func() {}), x3.Launch(s3), s3.Synchronize(ctx), x3.Destroy(), e3.Close(), s3.Close()))
+		_, _, err := d.MemoryInfo()
+		check(t, err)
+		check(t, d.Qualifies(exported.Memory().Pointer(), 100))
+		if st := s.Capture().State(); st != CaptureActive {
+			t.Errorf("what is allowed has left the capture %s", st)
 		}
 		done := make(chan error)
 		go func() {

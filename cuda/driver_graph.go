@@ -237,10 +237,11 @@ func (gr *driverGraph) discard() error {
 	if gr.h == 0 {
 		return nil
 	}
-	if err := gr.g.bind(); err != nil {
+	in, err := gr.g.enter(true)
+	if err != nil {
 		return gr.g.lost(err)
 	}
-	defer gr.g.unbind()
+	defer in.leave()
 	return gr.g.lost(gr.g.cause(gr.g.drv.GraphDestroy(gr.h)))
 }
 
@@ -262,10 +263,11 @@ func (gr *driverGraph) onRelease(fn func()) error {
 		return gr.closedError(op)
 	}
 	g := gr.g
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return &Error{Op: op, Err: err}
 	}
-	defer g.unbind()
+	defer in.leave()
 	n := releases.add(&release{gr, fn})
 	g.releases.count(1, 0)
 	o, err := g.drv.UserObjectCreate(releaseCallback(), n)
@@ -297,10 +299,11 @@ func (gr *driverGraph) instantiate() (platformExec, error) {
 	if err := gr.g.dev.Err(); err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
-	if err := gr.g.bind(); err != nil {
+	in, err := gr.g.enter(true)
+	if err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
-	defer gr.g.unbind()
+	defer in.leave()
 	h, err := gr.g.drv.GraphInstantiate(gr.h, 0)
 	if err != nil {
 		return nil, &Error{Op: op, Detail: fmt.Sprintf("graph of %d nodes", gr.nodes), Err: gr.g.cause(err)}
@@ -324,10 +327,10 @@ func (gr *driverGraph) destroy() error {
 // giveUp destroys the template or an executable. User objects may end inside the call, on this thread.
 func (gr *driverGraph) giveUp(op string, destroy func() error) error {
 	g := gr.g
-	err := g.bind()
+	in, err := g.enter(true)
 	if err == nil {
 		err = g.cause(destroy())
-		g.unbind()
+		in.leave()
 	}
 	gr.mu.Lock()
 	gr.owners--

@@ -88,10 +88,11 @@ func (g *driverDevice) image(name string, source kernelSource) ([]byte, error) {
 }
 
 func (g *driverDevice) loadModule(name string, image []byte) (*driverModule, error) {
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return nil, err
 	}
-	defer g.unbind()
+	defer in.leave()
 	module, err := g.drv.ModuleLoad(image)
 	if err != nil {
 		return nil, g.cause(err)

@@ -131,12 +131,12 @@ func (g *driverDevice) alloc(bytes uint64, kind AllocKind, _ string) (platformMe
 	if bytes > g.about.Memory {
 		return nil, fmt.Errorf("%w: the device has %d bytes", ErrOutOfMemory, g.about.Memory)
 	}
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return nil, err
 	}
-	defer g.unbind()
+	defer in.leave()
 	m := &driverMemory{g: g, kind: kind}
-	var err error
 	if kind == Private {
 		m.len = max(bytes, 1)
 		m.base, err = g.drv.MemAlloc(m.len)
@@ -237,10 +237,11 @@ func (m *driverMemory) share() (SharedMemory, error) {
 
 // free may wait for work in progress, as the driver decides.
 func (m *driverMemory) free() error {
-	if err := m.g.bind(); err != nil {
+	in, err := m.g.enter(true)
+	if err != nil {
 		return m.g.lost(err)
 	}
-	defer m.g.unbind()
+	defer in.leave()
 	return m.g.lost(m.g.cause(m.release()))
 }
 
@@ -252,10 +253,11 @@ func (m *driverMemory) release() error {
 }
 
 func (g *driverDevice) qualifies(addr uintptr, n uint64) error {
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return err
 	}
-	defer g.unbind()
+	defer in.leave()
 	p := cusys.DevicePtr(addr)
 	info, err := g.drv.PointerInfo(p)
 	if err != nil {

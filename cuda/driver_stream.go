@@ -56,10 +56,11 @@ type upstream struct {
 }
 
 func (g *driverDevice) newStream(id uint64) (platformStream, error) {
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return nil, err
 	}
-	defer g.unbind()
+	defer in.leave()
 	h, err := g.drv.StreamCreate(cusys.StreamNonBlocking)
 	if err != nil {
 		return nil, g.cause(err)
@@ -98,10 +99,10 @@ func (s *driverStream) enqueueLocked(op string, calls func() error) error {
 	if err := s.usable(op); err != nil {
 		return err
 	}
-	err := s.g.bind()
+	in, err := s.g.enter(s.cap.Load() == nil)
 	if err == nil {
 		err = s.g.cause(calls())
-		s.g.unbind()
+		in.leave()
 	}
 	if err == nil {
 		return nil
@@ -286,10 +287,10 @@ func (s *driverStream) close() error {
 	delete(s.g.streams, s)
 	s.g.smu.Unlock()
 	s.abandon()
-	err := s.g.bind()
+	in, err := s.g.enter(true)
 	if err == nil {
 		err = s.g.cause(s.g.drv.StreamDestroy(s.h))
-		s.g.unbind()
+		in.leave()
 	}
 	if err = s.g.lost(err); err != nil {
 		return &Error{Op: op, Detail: s.String(), Err: err}
@@ -311,10 +312,11 @@ type driverEvent struct {
 }
 
 func (g *driverDevice) newEvent(id uint64) (platformEvent, error) {
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return nil, err
 	}
-	defer g.unbind()
+	defer in.leave()
 	h, err := g.drv.EventCreate(cusys.EventDisableTiming)
 	if err != nil {
 		return nil, g.cause(err)
@@ -414,10 +416,10 @@ func (e *driverEvent) close() error {
 	}
 	e.closed = true
 	e.mu.Unlock()
-	err := e.g.bind()
+	in, err := e.g.enter(true)
 	if err == nil {
 		err = e.g.cause(e.g.drv.EventDestroy(e.h))
-		e.g.unbind()
+		in.leave()
 	}
 	if err = e.g.lost(err); err != nil {
 		return &Error{Op: op, Detail: e.String(), Err: err}

@@ -62,7 +62,8 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 	if err := p.broken(false); err != nil {
 		return err
 	}
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return err
 	}
 	var w driverWait
@@ -73,7 +74,7 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 			err = p.broken(done)
 		}
 		if err != nil || done {
-			g.unbind()
+			in.leave()
 			return err
 		}
 		if w.n%spinPerCheck != 0 {
@@ -84,15 +85,15 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 			err = context.Cause(ctx)
 		}
 		if err != nil {
-			g.unbind()
+			in.leave()
 			return err
 		}
 		if !w.spent {
 			continue
 		}
-		g.unbind()
+		in.leave()
 		time.Sleep(w.nap())
-		if err := g.bind(); err != nil {
+		if in, err = g.enter(true); err != nil {
 			return err
 		}
 	}
@@ -103,10 +104,11 @@ func ask[P pollable](g *driverDevice, p P) (bool, error) {
 	if err := p.broken(false); err != nil {
 		return false, err
 	}
-	if err := g.bind(); err != nil {
+	in, err := g.enter(true)
+	if err != nil {
 		return false, err
 	}
-	defer g.unbind()
+	defer in.leave()
 	done, err := p.ready()
 	if err = g.cause(err); err == nil && done {
 		err = p.broken(true)

@@ -191,7 +191,7 @@ static int invalidate(struct capture *c, int rc) {
 	c->invalid = 1;
 	return rc;
 }
-/* forbidden is for calls that captures forbid. */
+/* forbidden is for calls that captures forbid: those that are neither recorded nor enqueued, as strict as can be. */
 static int forbidden(void) {
 	if (thread_mode == 2)
 		return 0;
@@ -316,7 +316,7 @@ API int cuMemFree_v2(u64 p) {
 	drop(m);
 	return unlock(0);
 }
-API int cuMemGetInfo_v2(size_t *f, size_t *t) { NEED; *t = 1ull << 34; *f = *t - used; return unlock(0); }
+API int cuMemGetInfo_v2(size_t *f, size_t *t) { SAFE; *t = 1ull << 34; *f = *t - used; return unlock(0); }
 #ifdef HIP
 #define HOST_FLAGS , u32 flags
 #define NO_FLAGS if (flags) return 1
@@ -362,7 +362,7 @@ API int cuPointerGetAttributes(u32 n, const int *attrs, void **data, u64 p) {
 struct prop { int type, handles, loctype, locid; void *win32; uint8_t comp, rdma; uint16_t usage; uint8_t reserved[4]; };
 API int cuMemGetAllocationGranularity(size_t *n, const struct prop *p, int opt) { (void)p; *n = opt ? GRAIN : 4096; return 0; }
 API int cuMemCreate(u64 *h, size_t n, const struct prop *p, u64 flags) {
-	NEED;
+	SAFE;
 	if (p->handles & 8)
 		return unlock(800);
 	if (flags || p->type != 1 || p->loctype != 1 || n % GRAIN)
@@ -378,7 +378,7 @@ API int cuMemCreate(u64 *h, size_t n, const struct prop *p, u64 flags) {
 	return unlock(0);
 }
 API int cuMemRelease(u64 h) {
-	NEED;
+	SAFE;
 	struct handle *v = (void *)h;
 	close(v->fd);
 	free(v);
@@ -386,7 +386,7 @@ API int cuMemRelease(u64 h) {
 	return unlock(0);
 }
 API int cuMemAddressReserve(u64 *p, size_t n, size_t align, u64 hint, u64 flags) {
-	NEED;
+	SAFE;
 	if (hint || flags || n % GRAIN)
 		return unlock(1);
 	char *a = mmap(0, n + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -400,7 +400,7 @@ API int cuMemAddressReserve(u64 *p, size_t n, size_t align, u64 hint, u64 flags)
 	return unlock(0);
 }
 API int cuMemAddressFree(u64 p, size_t n) {
-	NEED;
+	SAFE;
 	struct mem *m = find(p);
 	if (!m || m->kind != RESERVED || m->n != n)
 		return unlock(1);
@@ -409,7 +409,7 @@ API int cuMemAddressFree(u64 p, size_t n) {
 	return unlock(0);
 }
 API int cuMemMap(u64 p, size_t n, size_t off, u64 h, u64 flags) {
-	NEED;
+	SAFE;
 	struct mem *m = find(p);
 	struct handle *v = (void *)h;
 	if (!m || m->kind != RESERVED || m->n != n || v->n != n || off || flags)
@@ -420,7 +420,7 @@ API int cuMemMap(u64 p, size_t n, size_t off, u64 h, u64 flags) {
 	return unlock(0);
 }
 API int cuMemUnmap(u64 p, size_t n) {
-	NEED;
+	SAFE;
 	struct mem *m = find(p);
 	if (!m || m->kind != VMM || m->n != n)
 		return unlock(1);
@@ -431,7 +431,7 @@ API int cuMemUnmap(u64 p, size_t n) {
 }
 struct access { int loctype, locid, flags; };
 API int cuMemSetAccess(u64 p, size_t n, const struct access *a, size_t count) {
-	NEED;
+	SAFE;
 	struct mem *m = find(p);
 	if (!m || m->kind != VMM || m->n != n)
 		return unlock(1);
@@ -455,7 +455,7 @@ API int cuMemsetD32Async(u64 d, u32 v, size_t n, struct stream *st) {
 API int cuLaunchHostFunc(struct stream *s, hostfn fn, void *arg) { NEED; return unlock(emit(s, (struct op){.kind = CALL, .fn = fn, .arg = arg})); }
 
 API int cuStreamCreate(struct stream **out, u32 flags) {
-	NEED;
+	SAFE;
 	if (flags != 1)
 		return unlock(1);
 	struct stream *s = calloc(1, sizeof *s);
@@ -465,16 +465,17 @@ API int cuStreamCreate(struct stream **out, u32 flags) {
 	*out = s;
 	return unlock(0);
 }
-API int cuStreamDestroy_v2(struct stream *s) { NEED; s->closed = 1; pthread_cond_broadcast(&changed); return unlock(0); }
+API int cuStreamDestroy_v2(struct stream *s) { SAFE; s->closed = 1; pthread_cond_broadcast(&changed); return unlock(0); }
 API int cuStreamSynchronize(struct stream *s) { (void)s; return 801; }
 API int cuStreamQuery(struct stream *s) {
 	NEED;
 	if (s->cap)
 		return unlock(invalidate(s->cap, 900));
-	return unlock(s->done == s->queued ? 0 : 600);
+	int rc = forbidden();
+	return unlock(rc ? rc : s->done == s->queued ? 0 : 600);
 }
-API int cuEventCreate(struct event **e, u32 flags) { NEED; if (flags != 2) return unlock(1); *e = calloc(1, sizeof **e); live++; return unlock(0); }
-API int cuEventDestroy_v2(struct event *e) { NEED; (void)e; live--; return unlock(0); } /* streams may still wait for it: the memory stays */
+API int cuEventCreate(struct event **e, u32 flags) { SAFE; if (flags != 2) return unlock(1); *e = calloc(1, sizeof **e); live++; return unlock(0); }
+API int cuEventDestroy_v2(struct event *e) { SAFE; (void)e; live--; return unlock(0); } /* streams may still wait for it: the memory stays */
 API int cuEventRecord(struct event *e, struct stream *s) {
 	NEED;
 	if (s->cap) {
@@ -574,7 +575,7 @@ API int cuStreamGetCaptureInfo_v2(struct stream *s, int *status, u64 *id, struct
 API int cuThreadExchangeStreamCaptureMode(int *m) { int old = thread_mode; thread_mode = *m; *m = old; return 0; }
 
 API int cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, u64 flags) {
-	NEED;
+	SAFE;
 	if (flags)
 		return unlock(1);
 	struct exec *x = calloc(1, sizeof *x);
@@ -588,12 +589,15 @@ API int cuGraphInstantiateWithFlags(struct exec **out, struct graph *g, u64 flag
 }
 API int cuGraphLaunch(struct exec *x, struct stream *s) {
 	NEED;
+	int rc = s->cap ? 0 : forbidden();
+	if (rc)
+		return unlock(rc);
 	x->refs++;
 	return unlock(emit(s, (struct op){.kind = RUN, .x = x}));
 }
-API int cuGraphExecDestroy(struct exec *x) { NEED; graphs_live--; unref_exec(x); return unlock(0); }
+API int cuGraphExecDestroy(struct exec *x) { SAFE; graphs_live--; unref_exec(x); return unlock(0); }
 API int cuGraphDestroy(struct graph *g) {
-	NEED;
+	SAFE;
 	graphs_live--;
 	for (int i = 0; i < g->nobj; i++)
 		unref_object(g->objects[i]);
@@ -632,9 +636,9 @@ API int cuModuleLoadDataEx(char **m, const char *image, u32 n, int *options, voi
 	live++;
 	return unlock(0);
 }
-API int cuModuleUnload(char *m) { NEED; free(m); live--; return unlock(0); }
+API int cuModuleUnload(char *m) { SAFE; free(m); live--; return unlock(0); }
 API int cuModuleGetFunction(const char **f, char *m, const char *name) {
-	NEED;
+	SAFE;
 	if (strcmp(name, "scale") || !strstr(m, "void scale(scale_args a, long long n)"))
 		return unlock(500);
 	*f = "scale";
