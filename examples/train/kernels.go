@@ -7,7 +7,8 @@ import (
 )
 
 // The kernels of the network. Each takes the number of rows in use from device memory, so that one captured graph serves the
-// last, smaller batch of an epoch, too. An item's sum is added up in one order whatever part of the grid it is done with.
+// last, smaller batch of an epoch, too. An item's sum is added up in one order whatever part of the grid it is done with, on
+// GPUs as on the host: a thread there does one item. What differs is the rounding of exp, log and fused multiply-adds.
 
 // denseArgs: Out[r,j] = sum over i of In[r,i] * W[i,j].
 type denseArgs struct {
@@ -19,7 +20,18 @@ type denseArgs struct {
 	ReLU       bool
 }
 
-var denseSpec = cuda.KernelSpec[denseArgs]{Name: "dense", Host: func(_ cuda.Grid, lo, hi int, a denseArgs) {
+var denseSpec = cuda.KernelSpec[denseArgs]{Name: "dense", CUDA: `
+extern "C" __global__ void dense(dense_args a, long long n) {
+	long long item = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+	if (item >= n || item >= a.Rows[0] * a.Width)
+		return;
+	long long r = item / a.Width, j = item % a.Width;
+	float sum = 0;
+	for (long long i = 0; i < a.Depth; i++)
+		sum += a.In[r * a.Depth + i] * a.W[i * a.Width + j];
+	a.Out[r * a.Stride + j] = a.ReLU && sum < 0 ? 0 : sum; // NaN stays: training must not seem to go well
+}
+`, Host: func(_ cuda.Grid, lo, hi int, a denseArgs) {
 	in, w, out := a.In.Host(), a.W.Host(), a.Out.Host()
 	for hi = min(hi, int(a.Rows.Host()[0])*a.Width); lo < hi; {
 		// Items of one row are done together: W is then read along its rows.
@@ -53,7 +65,26 @@ type softmaxArgs struct {
 	Classes int
 }
 
-var softmaxSpec = cuda.KernelSpec[softmaxArgs]{Name: "softmax", Host: func(_ cuda.Grid, lo, hi int, a softmaxArgs) {
+var softmaxSpec = cuda.KernelSpec[softmaxArgs]{Name: "softmax", CUDA: `
+extern "C" __global__ void softmax(softmax_args a, long long n) {
+	long long r = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+	if (r >= n || r >= a.Rows[0])
+		return;
+	float *z = &a.Out[r * a.Classes];
+	long long label = a.Labels[r], best = 0;
+	for (long long k = 0; k < a.Classes; k++)
+		if (z[k] > z[best])
+			best = k;
+	double top = z[best], sum = 0;
+	for (long long k = 0; k < a.Classes; k++)
+		sum += exp(z[k] - top);
+	a.Stats[2 * r] = top + log(sum) - z[label];
+	a.Stats[2 * r + 1] = best == label;
+	for (long long k = 0; k < a.Classes; k++)
+		z[k] = (float)(exp(z[k] - top) / sum);
+	z[label] -= 1;
+}
+`, Host: func(_ cuda.Grid, lo, hi int, a softmaxArgs) {
 	out, labels, st := a.Out.Host(), a.Labels.Host(), a.Stats.Host()
 	for r := lo; r < min(hi, int(a.Rows.Host()[0])); r++ {
 		z := out[r*a.Classes:][:a.Classes]
@@ -87,7 +118,19 @@ type backwardArgs struct {
 	Hidden, Classes   int
 }
 
-var backwardSpec = cuda.KernelSpec[backwardArgs]{Name: "backward", Host: func(_ cuda.Grid, lo, hi int, a backwardArgs) {
+var backwardSpec = cuda.KernelSpec[backwardArgs]{Name: "backward", CUDA: `
+extern "C" __global__ void backward(backward_args a, long long n) {
+	long long item = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+	if (item >= n || item >= a.Rows[0] * a.Hidden)
+		return;
+	long long r = item / a.Hidden, h = item % a.Hidden;
+	float sum = 0;
+	if (a.Act[r * (a.Hidden + 1) + h] > 0)
+		for (long long c = 0; c < a.Classes; c++)
+			sum += a.Out[r * a.Classes + c] * a.W[h * a.Classes + c];
+	a.DAct[item] = sum;
+}
+`, Host: func(_ cuda.Grid, lo, hi int, a backwardArgs) {
 	out, w, act, dact := a.Out.Host(), a.W.Host(), a.Act.Host(), a.DAct.Host()
 	for i := lo; i < min(hi, int(a.Rows.Host()[0])*a.Hidden); i++ {
 		r, h := i/a.Hidden, i%a.Hidden
@@ -110,7 +153,18 @@ type outerArgs struct {
 	Height, Width int
 }
 
-var outerSpec = cuda.KernelSpec[outerArgs]{Name: "outer", Host: func(_ cuda.Grid, lo, hi int, a outerArgs) {
+var outerSpec = cuda.KernelSpec[outerArgs]{Name: "outer", CUDA: `
+extern "C" __global__ void outer(outer_args a, long long n) {
+	long long item = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+	if (item >= n)
+		return;
+	long long i = item / a.Width, j = item % a.Width;
+	double sum = 0;
+	for (long long r = 0, rows = a.Rows[0]; r < rows; r++)
+		sum += a.Left[r * a.Height + i] * a.Right[r * a.Width + j]; // the product is a float, as on the host
+	a.Sums[item] = sum;
+}
+`, Host: func(_ cuda.Grid, lo, hi int, a outerArgs) {
 	rows, left, right, sums := int(a.Rows.Host()[0]), a.Left.Host(), a.Right.Host(), a.Sums.Host()
 	for lo < hi {
 		i, j := lo/a.Width, lo%a.Width
@@ -136,7 +190,17 @@ type totalArgs struct {
 	Stats, Sums cuda.Slice[float64]
 }
 
-var totalSpec = cuda.KernelSpec[totalArgs]{Name: "total", Host: func(_ cuda.Grid, lo, hi int, a totalArgs) {
+var totalSpec = cuda.KernelSpec[totalArgs]{Name: "total", CUDA: `
+extern "C" __global__ void total(total_args a, long long n) {
+	long long k = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+	if (k >= n)
+		return;
+	double sum = 0;
+	for (long long r = 0, rows = a.Rows[0]; r < rows; r++)
+		sum += a.Stats[2 * r + k];
+	a.Sums[k] = sum;
+}
+`, Host: func(_ cuda.Grid, lo, hi int, a totalArgs) {
 	st, sums := a.Stats.Host(), a.Sums.Host()
 	for k := lo; k < hi; k++ {
 		sums[k] = 0
@@ -157,7 +221,20 @@ type updateArgs struct {
 	LearningRate, Momentum float32
 }
 
-var updateSpec = cuda.KernelSpec[updateArgs]{Name: "update", Host: func(_ cuda.Grid, lo, hi int, a updateArgs) {
+var updateSpec = cuda.KernelSpec[updateArgs]{Name: "update", CUDA: `
+extern "C" __global__ void update(update_args a, long long n) {
+	long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+	if (i >= n)
+		return;
+	if (i >= a.Parameters) {
+		a.Epoch[i - a.Parameters] += a.Sums[i];
+		return;
+	}
+	float v = a.Momentum * a.V[i] + (float)(a.Sums[i] / a.Rows[1]);
+	a.V[i] = v;
+	a.W[i] -= a.LearningRate * v;
+}
+`, Host: func(_ cuda.Grid, lo, hi int, a updateArgs) {
 	sums, w, v, epoch := a.Sums.Host(), a.W.Host(), a.V.Host(), a.Epoch.Host()
 	rows := float64(a.Rows.Host()[1])
 	for i := lo; i < hi; i++ {
