@@ -88,10 +88,8 @@ fi
 
 # Where the programs are: unpacked beside this script, or in an archive.
 work=$(mktemp -d) || die "no temporary folder"
-step_pid= watch_pid=
+step_pid=
 finish() {
-	[ "$BASHPID" = $$ ] || return # a subshell that a signal reached before it had put its traps back
-	[ -z "$watch_pid" ] || kill "$watch_pid" 2>/dev/null
 	[ -z "$step_pid" ] || kill -TERM "$step_pid" 2>/dev/null
 	rm -rf "$work"
 }
@@ -249,20 +247,17 @@ step() {
 	: >"$log"
 	(cd "$dir" && exec timeout -k 10 "$seconds" "$@") >"$log" 2>&1 </dev/null &
 	step_pid=$!
-	(while sleep 1; do
+	# It ends by itself, within a second after the step: a signal to a subshell that has not yet put its traps back would run this shell's.
+	(while sleep 1 && kill -0 "$step_pid"; do
 		if [ "$(stat -c %s "$log")" -gt "$log_limit" ]; then
 			echo >"$log.full"
 			kill -TERM "$step_pid"
 			exit
 		fi
 	done) >/dev/null 2>&1 </dev/null &
-	watch_pid=$!
 	wait "$step_pid"
 	code=$?
 	step_pid=
-	kill "$watch_pid" 2>/dev/null
-	wait "$watch_pid" 2>/dev/null
-	watch_pid=
 	if [ -e "$log.full" ]; then
 		why="ended: more than $((log_limit >> 20)) MiB of output"
 		[ $code -ne 0 ] || code=125
