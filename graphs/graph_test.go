@@ -159,7 +159,7 @@ func TestDirectWithoutStaging(t *testing.T) {
 }
 
 func TestFreeMemoryOfLiveGraph(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, r *rank) error {
+	everywhere(t, func(ctx context.Context, r *rank) error {
 		buf, err := nccl.Alloc[float32](r.dev, 8)
 		if err != nil {
 			return err
@@ -183,7 +183,7 @@ func TestFreeMemoryOfLiveGraph(t *testing.T) {
 }
 
 func TestFreeInCapture(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, r *rank) error {
+	everywhere(t, func(ctx context.Context, r *rank) error {
 		g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
 			if err := allReduce(r, s); err != nil {
 				return err
@@ -205,7 +205,7 @@ func TestFreeInCapture(t *testing.T) {
 
 // TestCloseInFlight closes a graph, and frees its memory, while a replay of it runs: both wait for it without being waited for.
 func TestCloseInFlight(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, r *rank) error {
+	everywhere(t, func(ctx context.Context, r *rank) error {
 		buf, err := nccl.Alloc[float32](r.dev, 8)
 		if err != nil {
 			return err
@@ -253,7 +253,7 @@ func TestCloseInFlight(t *testing.T) {
 }
 
 func TestCloseCommWithLiveGraphs(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, r *rank) error {
+	everywhere(t, func(ctx context.Context, r *rank) error {
 		g, err := reduceGraph(ctx, r, graphs.Name("one"))
 		if err != nil {
 			return err
@@ -277,7 +277,7 @@ func TestCloseCommWithLiveGraphs(t *testing.T) {
 }
 
 func TestClosedGraph(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, r *rank) error {
+	everywhere(t, func(ctx context.Context, r *rank) error {
 		g, err := reduceGraph(ctx, r)
 		if err != nil {
 			return err
@@ -353,7 +353,7 @@ func TestReplayOrder(t *testing.T) {
 }
 
 func TestLaunchWhereItMustNot(t *testing.T) {
-	onRanks(t, 2, func(ctx context.Context, r *rank) error {
+	everywhere(t, func(ctx context.Context, r *rank) error {
 		g, err := reduceGraph(ctx, r)
 		if err != nil {
 			return err
@@ -660,18 +660,19 @@ func largeGroup(ctx context.Context, r *rank) error {
 	if len(g.Calls()) != n {
 		return fmt.Errorf("%d calls, want %d", len(g.Calls()), n)
 	}
-	r.a.All().Host()[5] = float32(r.comm.Rank() + 1)
-	if err := errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx), g.Close()); err != nil {
+	at := r.a.Slice(5, 6)
+	if err := errors.Join(put(ctx, r.stream, at, []float32{float32(r.comm.Rank() + 1)}), g.Launch(r.stream)); err != nil {
 		return err
 	}
-	if got, want := r.a.All().Host()[5], float32(r.comm.Size()); got != want {
-		return fmt.Errorf("maximum %v, want %v", got, want)
+	got, err := get(ctx, r.stream, at)
+	if want := float32(r.comm.Size()); err == nil && got[0] != want {
+		err = fmt.Errorf("maximum %v, want %v", got[0], want)
 	}
-	return nil
+	return errors.Join(err, g.Close())
 }
 
 func TestLargeGroup(t *testing.T) {
-	t.Run("goroutines", func(t *testing.T) { onRanks(t, 2, largeGroup) })
+	t.Run("goroutines", func(t *testing.T) { everywhere(t, largeGroup) })
 	t.Run("processes", func(t *testing.T) {
 		for _, res := range ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
 			r, err := newRank(ctx, job)
