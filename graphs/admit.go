@@ -215,7 +215,7 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 // windows makes the windows of a call, with all members. Where the library has none the call is registered only, on all members alike.
 func (a *admission) windows(calls []nccl.Call, layouts [][]byte, w choice) (choice, error) {
 	cp, m := a.cp, a.m
-	mode, release, err := m.c.PrepareWindow(cp.ctx, calls, layouts)
+	mode, release, err := m.c.PrepareWindow(cp.ctx, calls, layouts, cp.opts.require == nccl.Window)
 	cp.st.windows = append(cp.st.windows, release)
 	if err != nil {
 		return choice{}, a.error(err)
@@ -223,7 +223,7 @@ func (a *admission) windows(calls []nccl.Call, layouts [][]byte, w choice) (choi
 	if mode == nccl.Window {
 		return w, nil
 	}
-	why := "the library uses windows for other calls only"
+	why := "the program made none of these buffers (Comm.Window), or the library uses none for such calls"
 	if ok, text := m.c.WindowSupport(); !ok {
 		why = text
 	}

@@ -67,7 +67,7 @@ type state struct {
 	lost    bool
 	broken  error
 	regs    []registration
-	windows []func() error // ends those that the library has for this graph
+	windows []func() // lets go of the library's
 	holds   []held
 	detach  []func()
 

@@ -51,8 +51,7 @@ type Comm struct {
 	holders  map[*holding]struct{}
 	regs     map[uint64]*registered   // by memory id
 	meetings map[int]*bootstrap.Group // of the lease, by peer
-	paned    map[string]bool          // of the lease: allocations that its capture has windows of
-	windows  map[*SymmetricWindow]struct{}
+	windows  []*SymmetricWindow       // in the order in which all members made them
 
 	wg     sync.WaitGroup // goroutines that Close waits for
 	ctx    context.Context

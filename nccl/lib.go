@@ -29,6 +29,7 @@ type library struct {
 	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". So registrations are made with both.
 	p2p ncclsys.Comm
 
+	panes    []*pane                // windows that captured calls demanded; the goroutine that makes the calls has them
 	unable   atomic.Pointer[string] // why there are no windows, nil if there may be
 	graphErr error                  // settings under which captured calls hang
 	warned   []dl.Finding           // settings that the user should know of

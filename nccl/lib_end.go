@@ -60,6 +60,16 @@ func (l *library) releaseDead() {
 	}
 }
 
+// keep holds memory until the communicators are gone; false where they are.
+func (l *library) keep(hold *cuda.Hold) bool {
+	l.rmu.Lock()
+	defer l.rmu.Unlock()
+	if !l.ended {
+		l.dead = append(l.dead, hold)
+	}
+	return !l.ended
+}
+
 func (l *library) abortOne(comm ncclsys.Comm) error {
 	return l.onThread(func() error { return l.sys.CommAbort(comm) })
 }

@@ -300,6 +300,11 @@ func (l *library) look() error {
 			}
 		}
 	}
+	// Not beside a call that waits for the same: the library ends what is in progress in here, once.
+	if !l.mu.TryLock() {
+		return nil
+	}
+	defer l.unlock()
 	for _, comm := range l.comms() {
 		if l.enter() != nil {
 			return nil

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
@@ -135,8 +137,15 @@ func (w *libWindow) peer(rank int) (uintptr, error) {
 
 func unsupported(err error) error { return &cause{kind: ErrUnsupported, text: err.Error(), err: err} }
 
+// close is called on all members in one order. Where they end otherwise, the window ends with the communicator.
 func (w *libWindow) close() error {
 	l := w.l
+	l.c.mu.Lock()
+	ending := l.c.closing
+	l.c.mu.Unlock()
+	if ending && !l.together {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.unlock()
 	if l.enter() != nil {
@@ -152,11 +161,20 @@ func (w *libWindow) close() error {
 	return l.finish(err, l.main)
 }
 
-// PrepareWindow makes the windows that a captured group in mode Window uses, when all members have agreed on that mode. layouts are by rank. It returns the mode
-// that the members really have (Graph where the library has no windows for the group, the same on all) and what ends the windows, for when the graph is gone.
-// Each capture has windows of its own, since graphs are closed by each rank when it likes. Collective. For libraries.
-func (c *Comm) PrepareWindow(ctx context.Context, group []Call, layouts [][]byte) (mode Mode, release func() error, err error) {
-	release = func() error { return nil }
+// pane is a window that captured calls have demanded. It stays until no member's graphs use it, which the members find when the next one is
+// demanded, or until the communicator's end: the library's windows come and go in one order on all members, or addresses are no longer the same.
+type pane struct {
+	ids   string // allocations on all members
+	raw   rawWindow
+	hold  *cuda.Hold
+	users int // graphs of this rank; guarded by Comm.mu
+}
+
+// PrepareWindow finds whether a captured group runs in windows, when all members could have them: layouts are by rank. It does where the program has made
+// windows of the buffers (Comm.Window), and with demand, which is equal on all members, makes those that are missing. It returns the mode that the
+// members have, Window or Graph, and what the graph calls when it is gone. Collective. For libraries.
+func (c *Comm) PrepareWindow(ctx context.Context, group []Call, layouts [][]byte, demand bool) (mode Mode, release func(), err error) {
+	release = func() {}
 	l, ok := c.be.(*library)
 	if !ok {
 		return Window, release, nil
@@ -168,49 +186,127 @@ func (c *Comm) PrepareWindow(ctx context.Context, group []Call, layouts [][]byte
 	if ok, _ := c.WindowSupport(); !ok || keys == nil {
 		return Graph, release, nil
 	}
-	var made []rawWindow
-	release = func() error {
-		var errs []error
-		for _, w := range made {
-			errs = append(errs, w.close())
-		}
-		made = nil
-		return errors.Join(errs...)
-	}
-	for _, k := range keys {
-		if !c.newWindow(k.ids) {
-			continue
-		}
-		w, err := l.window(ctx, cuda.Range{Mem: k.mem, Len: k.mem.Size()})
-		if err != nil {
+	if demand {
+		if err := l.closeDead(ctx); err != nil {
 			return 0, release, c.errorf("prepare", err)
 		}
-		if w == nil {
-			return Graph, release, nil
-		}
-		made = append(made, w)
 	}
-	return Window, release, nil
+	var used []*pane
+	for _, k := range keys {
+		if c.covers(k) {
+			continue
+		}
+		i := slices.IndexFunc(l.panes, func(p *pane) bool { return p.ids == k.ids })
+		if i < 0 {
+			if !demand {
+				return Graph, release, nil
+			}
+			p, err := l.newPane(ctx, k)
+			if err != nil {
+				return 0, release, c.errorf("prepare", err)
+			}
+			if p == nil {
+				return Graph, release, nil
+			}
+			i = len(l.panes)
+			l.panes = append(l.panes, p)
+		}
+		used = append(used, l.panes[i])
+	}
+	count := func(n int) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, p := range used {
+			p.users += n
+		}
+	}
+	count(1)
+	return Window, sync.OnceFunc(func() { count(-1) }), nil
 }
 
-// newWindow notes a window of the lease's capture; false if it has it.
-func (c *Comm) newWindow(ids string) bool {
+// covers reports whether the program's windows have the buffers of all members.
+func (c *Comm) covers(k windowed) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.paned[ids] {
-		return false
+	return slices.ContainsFunc(c.windows, func(w *SymmetricWindow) bool {
+		for r, p := range w.parts {
+			if b := k.parts[r]; b.memory != p.memory || b.off < p.off || b.off+b.len > p.off+p.len {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func (l *library) newPane(ctx context.Context, k windowed) (*pane, error) {
+	hold, err := k.mem.Hold("window of communicator "+l.c.name, false)
+	if err != nil {
+		return nil, err
 	}
-	if c.paned == nil {
-		c.paned = map[string]bool{}
+	raw, err := l.window(ctx, cuda.Range{Mem: k.mem, Len: k.mem.Size()})
+	if err != nil || raw == nil {
+		hold.Release()
+		return nil, err
 	}
-	c.paned[ids] = true
-	return true
+	return &pane{ids: k.ids, raw: raw, hold: hold}, nil
+}
+
+// closeDead ends the windows that no member's graphs use any more.
+func (l *library) closeDead(ctx context.Context) error {
+	c := l.c
+	if len(l.panes) == 0 {
+		return nil // the same on all members
+	}
+	own := make([]byte, len(l.panes))
+	c.mu.Lock()
+	for i, p := range l.panes {
+		if p.users > 0 {
+			own[i] = 1
+		}
+	}
+	c.mu.Unlock()
+	all, err := c.Meet(ctx, own, "windows in use")
+	if err != nil {
+		return err
+	}
+	var left, dead []*pane
+	for i, p := range l.panes {
+		used := false
+		for r, b := range all {
+			if len(b) != len(own) {
+				return fmt.Errorf("rank %d has %d windows, this rank %d", r, len(b), len(own))
+			}
+			used = used || b[i] != 0
+		}
+		if used {
+			left = append(left, p)
+		} else {
+			dead = append(dead, p)
+		}
+	}
+	l.panes = left
+	var errs []error
+	for _, p := range dead {
+		errs = append(errs, p.raw.close())
+		p.hold.Release()
+	}
+	return errors.Join(errs...)
+}
+
+// closePanes follows the communicator's end.
+func (l *library) closePanes() {
+	for _, p := range l.panes {
+		p.raw.close()
+		l.c.letGo(p.hold)
+	}
+	l.panes = nil
 }
 
 // windowed is memory that wants a window.
 type windowed struct {
-	ids string // the allocations of all members: the same on all of them
-	mem *cuda.Memory
+	ids   string // the allocations of all members: the same on all of them
+	parts []layoutBuf
+	mem   *cuda.Memory
 }
 
 // windowKeys is which windows a group wants, in an order that is the same on all members; nil where it wants none: the library uses windows for what has
@@ -245,6 +341,7 @@ func windowKeys(group []Call, layouts [][]byte) ([]windowed, error) {
 					return nil, nil
 				}
 				k.ids += fmt.Sprintf("%d ", buf.memory)
+				k.parts = append(k.parts, *buf)
 			}
 			keys = append(keys, k)
 		}

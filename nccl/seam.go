@@ -59,7 +59,7 @@ func (c *Comm) SetGate(g Gate) (restore func(), err error) {
 	// The goroutine that makes the calls is here: nobody appends meanwhile.
 	rec := bootstrap.Record{Kind: bootstrap.Capture}
 	rec.Seq = c.acct.Append(rec.Kind, rec.Desc)
-	c.gate, c.gateSeq, c.paned = g, rec.Seq, nil
+	c.gate, c.gateSeq = g, rec.Seq
 	c.mu.Unlock()
 	restore = sync.OnceFunc(func() {
 		c.mu.Lock()

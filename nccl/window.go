@@ -5,6 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/gorun-dev/gorun/cuda"
 )
@@ -14,6 +17,7 @@ import (
 type SymmetricWindow struct {
 	c      *Comm
 	r      cuda.Range
+	parts  []windowOffer // of all members
 	hold   *cuda.Hold
 	raw    rawWindow
 	closed bool // guarded by Comm.mu
@@ -128,7 +132,7 @@ func (c *Comm) window(ctx context.Context, r cuda.Range) (*SymmetricWindow, erro
 	if err != nil || !able {
 		return nil, err
 	}
-	w := &SymmetricWindow{c: c, r: r}
+	w := &SymmetricWindow{c: c, r: r, parts: offers}
 	err = w.open(ctx, offers)
 	// All have it, or none.
 	text := []byte{0}
@@ -151,10 +155,7 @@ func (c *Comm) window(ctx context.Context, r cuda.Range) (*SymmetricWindow, erro
 		return nil, errors.Join(err, w.give())
 	}
 	c.mu.Lock()
-	if c.windows == nil {
-		c.windows = map[*SymmetricWindow]struct{}{}
-	}
-	c.windows[w] = struct{}{}
+	c.windows = append(c.windows, w)
 	c.mu.Unlock()
 	return w, nil
 }
@@ -199,9 +200,20 @@ func (w *SymmetricWindow) give() error {
 		w.raw = nil
 	}
 	if w.hold != nil {
-		w.hold.Release()
+		w.c.letGo(w.hold)
 	}
 	return err
+}
+
+// letGo releases memory that the library may still know: when the communicator ends, not before it has.
+func (c *Comm) letGo(hold *cuda.Hold) {
+	c.mu.Lock()
+	ending := c.closing
+	c.mu.Unlock()
+	if l, ok := c.be.(*library); ok && ending && l.keep(hold) {
+		return
+	}
+	hold.Release()
 }
 
 // Range is what the window is of.
@@ -267,28 +279,27 @@ func (w *SymmetricWindow) LSADevicePtr(rank int) (uintptr, error) {
 	return p, nil
 }
 
-// Close ends the window, on this rank: nobody may use its addresses any more. It is an error while a graph uses the memory, or operations of the communicator are
-// enqueued. Twice is fine, also after the communicator's Close, which ends all windows, and of the nil SymmetricWindow.
-func (w *SymmetricWindow) Close(context.Context) error {
+// windowCloseWait bounds the wait of a window's Close for the other members: it stands in defers.
+const windowCloseWait = 2 * time.Second
+
+// Close ends the window: nobody may use its addresses any more. Collective, since the libraries want windows to come and go in one order on all members; it
+// waits for them as long as ctx, at most 2 s. It is an error on all, and the window stays, while a graph of a member uses the memory or operations are enqueued
+// there. A window that its members do not close together ends with the communicator. Twice is fine, also after the communicator's Close, and of the nil
+// SymmetricWindow.
+func (w *SymmetricWindow) Close(ctx context.Context) error {
 	if w == nil {
 		return nil
 	}
 	c := w.c
 	c.mu.Lock()
-	if w.closed {
-		c.mu.Unlock()
+	over := w.closed
+	c.mu.Unlock()
+	if over {
 		return nil
 	}
-	reg := c.regs[w.r.Mem.ID()]
-	graph := reg != nil && reg.graph > 0 && c.failed.Load() == nil
-	c.mu.Unlock()
-	if l, ok := c.be.(*library); ok && c.failed.Load() == nil {
-		// Without the window they would touch addresses that are not there: the device would be lost.
-		if graph {
-			return c.errorf("close window", fmt.Errorf("%v is in use: %v", w.r.Mem, w.r.Mem.Holders()))
-		}
-		if n := l.outstanding(); n > 0 {
-			return c.errorf("close window", fmt.Errorf("%d enqueued operations may use it; synchronize first", n))
+	if c.failed.Load() == nil && len(c.ranks) > 1 {
+		if err := w.leave(ctx); err != nil {
+			return c.errorf("close window", err)
 		}
 	}
 	c.mu.Lock()
@@ -297,7 +308,7 @@ func (w *SymmetricWindow) Close(context.Context) error {
 		return nil
 	}
 	w.closed = true
-	delete(c.windows, w)
+	c.windows = slices.DeleteFunc(c.windows, func(o *SymmetricWindow) bool { return o == w })
 	c.mu.Unlock()
 	if err := w.give(); err != nil {
 		return c.errorf("close window", err)
@@ -305,17 +316,62 @@ func (w *SymmetricWindow) Close(context.Context) error {
 	return nil
 }
 
+// leave agrees with the members that the window may go.
+func (w *SymmetricWindow) leave(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, windowCloseWait)
+	defer cancel()
+	w.c.awaitReleases(ctx)
+	own := fmt.Appendf(nil, "%d %d %d\n%s", w.r.Off, w.r.Len, w.parts[0].memory, w.busy())
+	all, err := w.c.Meet(ctx, own, fmt.Sprintf("close of the window of %v", w.r))
+	if err != nil {
+		return err
+	}
+	id, _, _ := strings.Cut(string(own), "\n")
+	for r, b := range all {
+		other, text, _ := strings.Cut(string(b), "\n")
+		if other != id {
+			return causef(ErrMismatch, "rank %d closes another window", r)
+		}
+		if text != "" {
+			return fmt.Errorf("rank %d: %s", r, text)
+		}
+	}
+	return nil
+}
+
+// busy says what uses the window on this rank. Without it a graph would touch addresses that are not there: the device would be lost.
+func (w *SymmetricWindow) busy() string {
+	l, ok := w.c.be.(*library)
+	if !ok {
+		return ""
+	}
+	w.c.mu.Lock()
+	reg := w.c.regs[w.r.Mem.ID()]
+	graph := reg != nil && reg.graph > 0
+	w.c.mu.Unlock()
+	if graph {
+		return fmt.Sprintf("%v is in use by %s", w.r.Mem, joinNames(w.r.Mem.Holders()))
+	}
+	if n := l.outstanding(); n > 0 {
+		return fmt.Sprintf("%d enqueued operations may use it; synchronize first", n)
+	}
+	return ""
+}
+
 // closeWindows follows the communicator's end, before the backend's.
 func (c *Comm) closeWindows() {
 	c.mu.Lock()
 	list := c.windows
 	c.windows = nil
-	for w := range list {
+	for _, w := range list {
 		w.closed = true
 	}
 	c.mu.Unlock()
-	for w := range list {
+	for _, w := range list {
 		w.give() // the backend's end gives back what this cannot
+	}
+	if l, ok := c.be.(*library); ok {
+		l.closePanes()
 	}
 }
 

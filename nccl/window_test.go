@@ -201,37 +201,91 @@ func TestLibraryWindow(t *testing.T) {
 			case isFake() && p != b.send.Pointer()+uintptr(2-job.Rank())<<40:
 				return fmt.Errorf("address %#x of the peer's part, own %#x", p, b.send.Pointer())
 			}
+			ops := []nccl.Op{nccl.OpAllReduce, nccl.OpAllGather, nccl.OpReduceScatter, nccl.OpBroadcast}
+			ty := libTypes[libF32]
+			captured := func(how string, s spec, want nccl.Mode, o ...graphs.Option) error {
+				g, err := graphs.Capture(ctx, w.stream, func(*cuda.Stream) error {
+					if s.inPlace {
+						return ty.call(w, b, s)
+					}
+					return errors.Join(ty.call(w, b, s), ty.call(w, b, s))
+				}, append(o, graphs.Comms(w.comm))...)
+				if err != nil {
+					return fmt.Errorf("%s: %v: %w", how, s, err)
+				}
+				if got := g.Calls()[0]; got.Mode != want {
+					return fmt.Errorf("%s: %s: mode %v (%s), want %v", how, got.Call, got.Mode, got.Reason, want)
+				}
+				for range 3 {
+					if err := errors.Join(ty.write(w, b, s), g.Launch(w.stream), ty.verify(w, b, s)); err != nil {
+						return fmt.Errorf("%s: %w", how, err)
+					}
+				}
+				return g.Close()
+			}
+			specs := func(f func(s spec) error) error {
+				for i, op := range ops {
+					for _, count := range []int{2, 17, 1000, 200_000} {
+						for _, inPlace := range []bool{false, true} {
+							if err := f(spec{op: op, count: count, salt: i, inPlace: inPlace}); err != nil {
+								return err
+							}
+						}
+					}
+				}
+				return nil
+			}
+			// One buffer of the two is in a window: not enough.
+			if err := captured("send in a window", spec{op: nccl.OpAllReduce, count: 1000}, nccl.Graph); err != nil {
+				return err
+			}
 			if err := win.Close(ctx); err != nil {
 				return err
 			}
-			for i, op := range []nccl.Op{nccl.OpAllReduce, nccl.OpAllGather, nccl.OpReduceScatter, nccl.OpBroadcast} {
-				for _, count := range []int{2, 1000, 200_000} {
-					s := spec{op: op, count: count, salt: i}
-					ty := libTypes[libF32]
-					g, err := graphs.Capture(ctx, w.stream, func(*cuda.Stream) error {
-						return errors.Join(ty.call(w, b, s), ty.call(w, b, s))
-					}, graphs.Comms(w.comm))
-					if err != nil {
-						return err
-					}
-					want := nccl.Window
-					if op == nccl.OpBroadcast {
-						want = nccl.Graph
-					}
-					if got := g.Calls()[0]; got.Mode != want {
-						return fmt.Errorf("%s: mode %v (%s), want %v", got.Call, got.Mode, got.Reason, want)
-					}
-					for range 3 {
-						if err := errors.Join(ty.write(w, b, s), g.Launch(w.stream), ty.verify(w, b, s)); err != nil {
-							return err
-						}
-					}
-					if err := g.Close(); err != nil {
-						return err
-					}
+			fmt.Fprintln(os.Stderr, "windows by demand")
+			if err := specs(func(s spec) error {
+				if s.op == nccl.OpBroadcast {
+					return nil // it uses none
 				}
+				return captured("demanded", s, nccl.Window, graphs.Require(nccl.Window))
+			}); err != nil {
+				return err
 			}
-			return released(w)
+			fmt.Fprintln(os.Stderr, "the program's windows")
+			var wins []*nccl.SymmetricWindow
+			for _, m := range []*cuda.Memory{b.send, b.recv} {
+				win, err := w.comm.Window(ctx, cuda.Range{Mem: m, Len: m.Size()})
+				if err != nil {
+					return err
+				}
+				wins = append(wins, win)
+			}
+			if err := specs(func(s spec) error {
+				want := nccl.Window
+				if s.op == nccl.OpBroadcast {
+					want = nccl.Graph
+				}
+				if err := captured("in windows", s, want); err != nil {
+					return err
+				}
+				// and eager
+				return errors.Join(ty.write(w, b, s), ty.call(w, b, s), ty.verify(w, b, s))
+			}); err != nil {
+				return err
+			}
+			g, err := graphs.Capture(ctx, w.stream, func(*cuda.Stream) error {
+				return ty.call(w, b, spec{op: nccl.OpAllReduce, count: 4})
+			}, graphs.Comms(w.comm))
+			if err != nil {
+				return err
+			}
+			if err := wantErr(wins[0].Close(ctx), nil, "in use by", "graph captured at window_test.go"); err != nil {
+				return err
+			}
+			if err := errors.Join(g.Close(), released(w), job.Barrier(ctx)); err != nil {
+				return err
+			}
+			return errors.Join(wins[0].Close(ctx), wins[1].Close(ctx))
 		})
 	}
 	onLibrary(t, body, nil)
@@ -264,7 +318,7 @@ func TestLibraryWindow(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				if got := g.Calls()[0]; got.Mode != nccl.Graph || !strings.Contains(got.Reason, "no window") {
+				if got := g.Calls()[0]; got.Mode != nccl.Graph || !strings.Contains(got.Reason, "no window: the library made none") {
 					return fmt.Errorf("mode %v: %s", got.Mode, got.Reason)
 				}
 				if err := g.Close(); err != nil {
