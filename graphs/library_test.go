@@ -649,3 +649,157 @@ func TestLibraryRandomEnds(t *testing.T) {
 		return r.works(ctx, r.comm)
 	})
 }
+
+// TestRegistrationUnderGraph has a buffer registered by the program and by a graph. Whichever goes first, replays stay right, and nothing is left in the end.
+func TestRegistrationUnderGraph(t *testing.T) {
+	everywhere(t, func(ctx context.Context, r *rank) error {
+		buf, err := nccl.Alloc[float32](r.dev, 4<<20)
+		if err != nil {
+			return err
+		}
+		replay := func(g *graphs.Graph) error {
+			values := make([]float32, buf.Len())
+			for i := range values {
+				values[i] = float32(i%512 + r.comm.Rank())
+			}
+			if err := errors.Join(put(ctx, r.stream, buf.All(), values), g.Launch(r.stream)); err != nil {
+				return err
+			}
+			got, err := get(ctx, r.stream, buf.All())
+			if err != nil {
+				return err
+			}
+			for i, x := range got {
+				if want := float32(2*(i%512) + 1); x != want {
+					return fmt.Errorf("element %d is %v, want %v", i, x, want)
+				}
+			}
+			return r.job.Barrier(ctx)
+		}
+		for _, graphFirst := range []bool{false, true} {
+			reg, err := r.comm.Register(buf.Memory())
+			if err != nil {
+				return err
+			}
+			g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+				return nccl.AllReduce(r.comm, buf.All(), buf.All(), nccl.Sum, s)
+			}, graphs.Comms(r.comm))
+			if err != nil {
+				return err
+			}
+			if err := replay(g); err != nil {
+				return err
+			}
+			if graphFirst {
+				if err := errors.Join(g.Close(), r.comm.Drain(ctx)); err != nil {
+					return err
+				}
+				if s := r.comm.Stats(); s.Registrations != 1 || s.GraphHolds+s.PendingRelease != 0 {
+					return fmt.Errorf("after the graph: %+v, want the program's registration", s)
+				}
+				// Eager, straight in registered memory.
+				if err := errors.Join(nccl.AllReduce(r.comm, buf.All(), buf.All(), nccl.Max, r.stream), r.stream.Synchronize(ctx), reg.Close()); err != nil {
+					return err
+				}
+			} else {
+				if err := reg.Close(); err != nil {
+					return err
+				}
+				if err := replay(g); err != nil {
+					return fmt.Errorf("after the program's registration has gone: %w", err)
+				}
+				if err := errors.Join(g.Close(), r.comm.Drain(ctx)); err != nil {
+					return err
+				}
+			}
+			if err := empty(r.comm); err != nil {
+				return err
+			}
+		}
+		return errors.Join(buf.Free(), r.works(ctx, r.comm))
+	})
+}
+
+// TestLibraryWindows captures with windows, which all ranks make and end together, while the ranks close their graphs at different times; then without, on
+// memory that had windows.
+func TestLibraryWindows(t *testing.T) {
+	onDevices(t, 1<<20, func(ctx context.Context, r *rank) error {
+		me, c := r.comm.Rank(), r.comm
+		if ok, why := c.WindowSupport(); !ok {
+			fmt.Println("no windows:", why)
+			return nil
+		}
+		sum := func(b *cuda.Buffer[float32], count int, o ...graphs.Option) (*graphs.Graph, error) {
+			return graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+				return nccl.AllReduce(c, b.Slice(0, count), r.b.Slice(0, count), nccl.Sum, s)
+			}, append(o, graphs.Comms(c))...)
+		}
+		check := func(g *graphs.Graph, b *cuda.Buffer[float32], count int) error {
+			values := make([]float32, count)
+			for i := range values {
+				values[i] = float32(i%4096 + 3*me)
+			}
+			if err := errors.Join(put(ctx, r.stream, b.Slice(0, count), values), r.job.Barrier(ctx), g.Launch(r.stream)); err != nil {
+				return err
+			}
+			got, err := get(ctx, r.stream, r.b.Slice(0, count))
+			if err != nil {
+				return err
+			}
+			for i, x := range got {
+				if want := float32(2*(i%4096) + 3); x != want {
+					return fmt.Errorf("element %d is %v, want %v", i, x, want)
+				}
+			}
+			return nil
+		}
+		var late []*graphs.Graph // rank 1 closes its graphs two rounds later
+		for i, count := range []int{2, 1000, 1 << 16, r.a.Len(), 2, 1000} {
+			fresh, err := nccl.Alloc[float32](r.dev, r.a.Len())
+			if err != nil {
+				return err
+			}
+			for _, b := range []*cuda.Buffer[float32]{r.a, fresh} {
+				g, err := sum(b, count, graphs.Require(nccl.Window))
+				if err != nil {
+					return fmt.Errorf("round %d: %w", i, err)
+				}
+				if err := check(g, b, count); err != nil {
+					return fmt.Errorf("round %d, %d elements: %w", i, count, err)
+				}
+				late = append(late, g)
+			}
+			n := 0
+			if me == 1 {
+				n = 4
+			}
+			for len(late) > n {
+				if err := late[0].Close(); err != nil {
+					return err
+				}
+				late = late[1:]
+			}
+			// Without a demand the same calls run as they otherwise would.
+			g, err := sum(r.a, count)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(check(g, r.a, count), g.Close()); err != nil {
+				return fmt.Errorf("round %d, without windows: %w", i, err)
+			}
+			if me == 0 {
+				if err := fresh.Free(); err != nil {
+					return err
+				}
+			} else {
+				defer fresh.Free()
+			}
+		}
+		for _, g := range late {
+			if err := g.Close(); err != nil {
+				return err
+			}
+		}
+		return errors.Join(r.job.Barrier(ctx), c.Drain(ctx))
+	})
+}
