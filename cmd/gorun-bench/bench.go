@@ -51,11 +51,14 @@ func measure[T cuda.Element](ctx context.Context, b *bencher) error {
 // buffers are a series' memory, large enough for all its sizes.
 type buffers[T cuda.Element] struct {
 	send, recv *cuda.Buffer[T]
-	regs       []*nccl.Registration
-	first      int // element at which this rank's data begins
+	first      int            // element at which this rank's data begins
+	ends       []func() error // what is to be closed before the memory is freed, the last first
 }
 
-func newBuffers[T cuda.Element](b *bencher, s series) (_ *buffers[T], err error) {
+// errNoWindow is on all ranks alike.
+var errNoWindow = errors.New("the communicator has no windows")
+
+func newBuffers[T cuda.Element](ctx context.Context, b *bencher, s series) (_ *buffers[T], err error) {
 	elem := uint64(cuda.DTypeOf[T]().Size())
 	n := 0
 	for _, bytes := range b.sizes() {
@@ -84,25 +87,38 @@ func newBuffers[T cuda.Element](b *bencher, s series) (_ *buffers[T], err error)
 			return nil, err
 		}
 	}
-	if s.mode == "local" {
-		for _, buf := range []*cuda.Buffer[T]{m.send, m.recv} {
-			if buf == nil {
-				continue
-			}
-			reg, err := b.comm.Register(buf.Memory())
-			if err != nil {
-				return nil, err
-			}
-			m.regs = append(m.regs, reg)
+	eagerWindow := s.mode == "window" && !s.captured
+	for _, buf := range []*cuda.Buffer[T]{m.send, m.recv} {
+		if buf == nil || s.mode != "local" && !eagerWindow {
+			continue
 		}
+		reg, err := b.comm.Register(buf.Memory())
+		if err != nil {
+			return nil, err
+		}
+		m.ends = append(m.ends, reg.Close)
+		if !eagerWindow {
+			continue
+		}
+		win, err := b.comm.Window(ctx, buf.All().Range())
+		if err != nil {
+			return nil, err
+		}
+		if win == nil {
+			if _, why := b.comm.WindowSupport(); why != "" {
+				return nil, fmt.Errorf("%w: %s", errNoWindow, why)
+			}
+			return nil, fmt.Errorf("%w: another rank's platform has none", errNoWindow)
+		}
+		m.ends = append(m.ends, func() error { return win.Close(context.WithoutCancel(ctx)) })
 	}
 	return m, nil
 }
 
 func (m *buffers[T]) close() error {
 	var errs []error
-	for _, r := range m.regs {
-		errs = append(errs, r.Close())
+	for _, end := range slices.Backward(m.ends) {
+		errs = append(errs, end())
 	}
 	for _, buf := range []*cuda.Buffer[T]{m.send, m.recv} {
 		if buf != nil {
@@ -172,7 +188,11 @@ func (c *call[T]) capture(ctx context.Context, n int) (*graphs.Graph, error) {
 }
 
 func measureSeries[T cuda.Element](ctx context.Context, b *bencher, s series) (err error) {
-	m, err := newBuffers[T](b, s)
+	m, err := newBuffers[T](ctx, b, s)
+	if errors.Is(err, errNoWindow) {
+		b.out.skipped(s, err)
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("buffers for %s, %s: %w", s.op, s.mode, err)
 	}

@@ -66,7 +66,7 @@ func TestParse(t *testing.T) {
 		{name: "limit", args: "-limit 0s", err: "-limit 0s: want more than 0"},
 		{name: "too large", args: "-e 99999G", err: `invalid value "99999G" for flag -e: want a size such as 8, 64K, 1M or 1G, up to 16384G; -h shows the flags`},
 		{name: "unit", args: "-e 5MG", err: `invalid value "5MG" for flag -e: want a size such as 8, 64K, 1M or 1G; -h shows the flags`},
-		{name: "no series", args: "-mode graph -calls eager", err: "nothing to measure: graph and window are modes of captured calls, and sendrecv has neither a window nor a place in"},
+		{name: "no series", args: "-mode graph -calls eager", err: "nothing to measure: graph is a mode of captured calls, and sendrecv has neither a window nor a place in"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := parse(strings.Fields(tt.args))
@@ -313,7 +313,7 @@ func TestWrong(t *testing.T) {
 				}
 				defer done()
 				s := c.series()[0]
-				m, err := newBuffers[float32](b, s)
+				m, err := newBuffers[float32](ctx, b, s)
 				if err != nil {
 					return err
 				}

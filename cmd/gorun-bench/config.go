@@ -22,7 +22,8 @@ What to measure:
                    plain   memory that is not registered
                    local   registered by Comm.Register
                    graph   registered by the capture; captured calls only
-                   window  registered, at the same offsets on every rank; captured calls only
+                   window  at the same offsets on every rank: in a window (Comm.Window), or
+                           captured with graphs.Require(nccl.Window)
   -calls LIST    eager: calls one by one; captured: calls in a graph (default: both)
   -place LIST    out: another buffer for the result; in: the same (default: out)
   -t TYPE        int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32 (default), float64
@@ -191,7 +192,7 @@ func parse(args []string) (*config, error) {
 		return nil, fmt.Errorf("-limit %v: want more than 0", c.limit)
 	}
 	if len(c.series()) == 0 {
-		return nil, fmt.Errorf("nothing to measure: graph and window are modes of captured calls, and sendrecv has neither a window nor a place in")
+		return nil, fmt.Errorf("nothing to measure: graph is a mode of captured calls, and sendrecv has neither a window nor a place in")
 	}
 	return c, nil
 }
@@ -240,7 +241,7 @@ func (c *config) series() []series {
 			for _, calls := range c.calls {
 				for _, place := range c.places {
 					s := series{op, mode, calls == "captured", place == "in"}
-					if (mode == "graph" || mode == "window") && !s.captured || op == "sendrecv" && (s.inPlace || mode == "window") {
+					if mode == "graph" && !s.captured || op == "sendrecv" && (s.inPlace || mode == "window") {
 						continue
 					}
 					all = append(all, s)

@@ -17,7 +17,6 @@ type report struct {
 	device string
 	ranks  int
 	op     string // of the table
-	err    error
 }
 
 func newReport(w io.Writer, c *config, dev *cuda.Device, ranks int) *report {
