@@ -114,7 +114,7 @@ func (t *collTask) Step() (done bool, err error) {
 		}
 		h.mu.Unlock()
 	}()
-	if err = h.broken(); err == nil {
+	if err = h.broken(); err == nil || t.arrived() {
 		done, err = t.step()
 		if err != nil {
 			err = h.c.fail(err, true, false)
@@ -127,6 +127,22 @@ func (t *collTask) Step() (done bool, err error) {
 	}
 	returned = true
 	return done, err
+}
+
+// arrived reports whether what the call waits for is there: a failure that a member told, or died of, after it had done its part
+// is not this call's. Only those waits count behind which nothing of the members' memory is touched.
+func (t *collTask) arrived() bool {
+	h := t.h
+	if h.gone {
+		return false
+	}
+	switch t.state {
+	case collPosted:
+		return t.flags&(sendReg|recvReg) == 0 && h.all()
+	case collFinal, collChunk, collParts:
+		return h.all()
+	}
+	return false
 }
 
 func (t *collTask) name() string {

@@ -391,7 +391,8 @@ func (t *markTask) Step() (bool, error) {
 	h := t.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := h.broken(); err != nil {
+	ends := t.end && !h.gone && h.turn == t.r.ticket // all that the graph did is done
+	if err := h.broken(); err != nil && !ends {
 		return true, t.finish(h.c.errorf(t.name(), err))
 	}
 	if h.turn != t.r.ticket {

@@ -98,11 +98,14 @@ func (t *p2pTask) Step() (done bool, err error) {
 		}
 		h.mu.Unlock()
 	}()
-	if err = h.broken(); err == nil {
-		done, err = t.step()
-		if err != nil {
+	broken := h.broken()
+	if broken == nil || t.begun && !h.gone {
+		if done, err = t.step(); err != nil {
 			err = h.c.fail(err, true, false)
 		}
+	}
+	if !done && err == nil {
+		err = broken // what the peers had done before it is no less done
 	}
 	if err != nil {
 		err = h.c.errorf(t.name(), err)
