@@ -265,15 +265,19 @@ func recordText(r bootstrap.Record) string {
 	if byte(r.Desc[0]) == recGroup {
 		return fmt.Sprintf("a group of %d calls (%x)", r.Desc[0]>>32, r.Desc[1])
 	}
+	text := unpackCall(r.Desc).String()
 	if r.Desc[0]&recRegistered != 0 {
-		return unpackCall(r.Desc).String() + ", in registered buffers"
+		text += ", in registered buffers"
 	}
-	return unpackCall(r.Desc).String()
+	if r.Desc[0]&recWindow != 0 {
+		text += ", in windows"
+	}
+	return text
 }
 
 // onlyRegistration reports whether two records are of the same call, in buffers of which one side's are registered and the other's are not.
 func onlyRegistration(a, b bootstrap.Record) bool {
-	return a.Kind == b.Kind && a.Desc[0]^b.Desc[0] == recRegistered && a.Desc[1] == b.Desc[1] && byte(a.Desc[0]) != recReplay && byte(a.Desc[0]) != recGroup
+	return a.Kind == b.Kind && (a.Desc[0]^b.Desc[0])&^(recRegistered|recWindow) == 0 && a.Desc[1] == b.Desc[1] && byte(a.Desc[0]) != recReplay && byte(a.Desc[0]) != recGroup
 }
 
 func sameRecord(a, b bootstrap.Record) bool { return a.Kind == b.Kind && a.Desc == b.Desc }

@@ -251,13 +251,16 @@ func (l *library) registration(c *Call) (all, some bool) {
 	return all && some, some
 }
 
-// recRegistered marks the record of a call whose buffers are registered: where one rank has it and another has not, both would hang.
-const recRegistered = 1 << 24
+// These mark the record of a call whose buffers are registered, or in windows: where one rank has it and another has not, both would hang.
+const (
+	recRegistered = 1 << 24
+	recWindow     = 1 << 25
+)
 
 // record is the ledger's record for eager calls. A call with one registered and one bare buffer is an error on this rank alone.
 func (l *library) record(calls []Call) (desc [2]uint64, err error) {
 	desc = packRecord(calls)
-	n, mix := uint64(0), uint64(0)
+	n, last, mix := 0, uint64(0), uint64(fnvOffset)
 	for i := range calls {
 		if calls[i].Op.p2p() {
 			break
@@ -267,19 +270,48 @@ func (l *library) record(calls []Call) (desc [2]uint64, err error) {
 			return desc, causef(ErrMixed, "rank %d, %v: %s, %s", l.c.rank, calls[i], l.bufferText("send", calls[i].Send), l.bufferText("recv", calls[i].Recv))
 		}
 		n++
+		last = 0
 		if all {
-			mix |= 1 << (i % 64)
+			last |= recRegistered
 		}
+		if l.inWindows(&calls[i]) {
+			last |= recWindow
+		}
+		mix = fnv64(mix, last)
 	}
-	switch {
-	case mix == 0:
-	case n == 1:
-		desc[0] |= recRegistered
-	default:
+	if n == 1 {
+		desc[0] |= last
+	} else {
 		desc[1] = fnv64(desc[1], mix)
 	}
 	return desc, nil
 }
+
+// inWindows reports whether the library runs a call in windows: as its captured calls, the eager ones on the same memory do. Called by the goroutine that makes
+// the calls, as everything that changes windows.
+func (l *library) inWindows(c *Call) bool {
+	if len(l.panes) == 0 && len(l.c.windows) == 0 || !symmetric(c.Op) || c.Count == 0 {
+		return false
+	}
+	return l.hasWindow(c.Send) && l.hasWindow(c.Recv)
+}
+
+func (l *library) hasWindow(r cuda.Range) bool {
+	for _, p := range l.panes {
+		if p.mem == r.Mem {
+			return true
+		}
+	}
+	for _, w := range l.c.windows {
+		if w.r.Mem == r.Mem && r.Off >= w.r.Off && r.Off+r.Len <= w.r.Off+w.r.Len {
+			return true
+		}
+	}
+	return false
+}
+
+// symmetric are the operations that the library can run in windows.
+func symmetric(op Op) bool { return op == OpAllReduce || op == OpAllGather || op == OpReduceScatter }
 
 func (l *library) bufferText(which string, r cuda.Range) string {
 	return bufferText(which, true, l.c.userRegistered(r) != nil, r.Mem.ID(), r.Off)

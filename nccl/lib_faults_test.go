@@ -67,6 +67,15 @@ func TestLibraryMismatch(t *testing.T) {
 	sum := func(a args, count int) error {
 		return nccl.AllReduce(a.w.comm, a.send.Slice(0, count), a.recv.Slice(0, count), nccl.Sum, a.w.stream)
 	}
+	// halves makes windows of the lower halves.
+	halves := func(a args) error {
+		for _, s := range []cuda.Slice[float32]{a.send, a.recv} {
+			if _, err := a.w.comm.Window(a.w.ctx, s.Slice(0, n/2).Range()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	cases := []struct {
 		name         string
 		right, wrong func(a args) error
@@ -98,6 +107,9 @@ func TestLibraryMismatch(t *testing.T) {
 		}, nil, nccl.ErrMismatch, []string{"broadcast", "all-reduce"}},
 		{"registered on one", func(a args) error { return sum(a, n) }, func(a args) error { return sum(a, n) },
 			func(r int) bool { return r == 0 }, nccl.ErrMixed, []string{"rank 0", "in registered buffers", "rank 1"}},
+		{"outside the window", func(a args) error { return errors.Join(halves(a), sum(a, n/2)) }, func(a args) error {
+			return errors.Join(halves(a), nccl.AllReduce(a.w.comm, a.send.Slice(n/2, n), a.recv.Slice(0, n/2), nccl.Sum, a.w.stream))
+		}, nil, nccl.ErrMixed, []string{"rank 0", "in windows", "rank 1"}},
 		{"closed before", func(a args) error { return errors.Join(sum(a, n), sum(a, n)) },
 			func(a args) error { return errors.Join(sum(a, n), a.w.stream.Synchronize(a.w.ctx), a.w.comm.Close()) }, nil, nccl.ErrClosed,
 			[]string{"rank 1 closed communicator"}},

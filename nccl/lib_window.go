@@ -165,6 +165,7 @@ func (w *libWindow) close() error {
 // demanded, or until the communicator's end: the library's windows come and go in one order on all members, or addresses are no longer the same.
 type pane struct {
 	ids   string // allocations on all members
+	mem   *cuda.Memory
 	raw   rawWindow
 	hold  *cuda.Hold
 	users int // graphs of this rank; guarded by Comm.mu
@@ -248,7 +249,7 @@ func (l *library) newPane(ctx context.Context, k windowed) (*pane, error) {
 		hold.Release()
 		return nil, err
 	}
-	return &pane{ids: k.ids, raw: raw, hold: hold}, nil
+	return &pane{ids: k.ids, mem: k.mem, raw: raw, hold: hold}, nil
 }
 
 // closeDead ends the windows that no member's graphs use any more.
@@ -324,7 +325,7 @@ func windowKeys(group []Call, layouts [][]byte) ([]windowed, error) {
 	}
 	var keys []windowed
 	for i, call := range group {
-		if call.Op != OpAllReduce && call.Op != OpAllGather && call.Op != OpReduceScatter {
+		if !symmetric(call.Op) {
 			return nil, nil
 		}
 		if call.Count == 0 {
