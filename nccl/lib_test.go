@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -403,4 +404,42 @@ func TestLibraryCalls(t *testing.T) {
 		return nil
 	}, append(fakeLibraries(t), "FAKE_LOG="+log)...)
 	allWell(t, results)
+}
+
+// An eager call allocates nothing of its own: two objects at most, which the call into C costs.
+func TestLibraryAllocations(t *testing.T) {
+	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
+		return withDevice(ctx, job, nil, func(w *world) error {
+			b, done, err := openBuffers(w, 8192, false)
+			defer done()
+			if err != nil {
+				return err
+			}
+			send, _ := cuda.SliceOf[float32](b.send, 0, 2)
+			recv, _ := cuda.SliceOf[float32](b.recv, 0, 2)
+			call := func() error { return nccl.AllReduce(w.comm, send, recv, nccl.Sum, w.stream) }
+			if err := errors.Join(call(), w.stream.Synchronize(ctx)); err != nil {
+				return err
+			}
+			const calls = 200
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			start := time.Now()
+			for range calls {
+				if err := call(); err != nil {
+					return err
+				}
+			}
+			took := time.Since(start)
+			runtime.ReadMemStats(&after)
+			if n := float64(after.Mallocs-before.Mallocs) / calls; n > 2.5 {
+				return fmt.Errorf("%.1f allocations, %.0f bytes a call", n, float64(after.TotalAlloc-before.TotalAlloc)/calls)
+			}
+			fmt.Fprintf(os.Stderr, "%v a call\n", took/calls)
+			return w.stream.Synchronize(ctx)
+		})
+	}, func(t *testing.T, results []ranktest.Result) {
+		allWell(t, results)
+		t.Log(results[0].Output)
+	})
 }
