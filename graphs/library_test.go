@@ -51,12 +51,17 @@ func onLibrary(t *testing.T, f func(ctx context.Context, job *bootstrap.Job) err
 	if wants == nil {
 		wants = allWell
 	}
+	onLibraryRanks(t, 2, f, wants, env...)
+}
+
+func onLibraryRanks(t *testing.T, n int, f func(ctx context.Context, job *bootstrap.Job) error, wants func(t *testing.T, results []ranktest.Result), env ...string) {
+	t.Helper()
 	t.Run("fake", func(t *testing.T) {
-		wants(t, ranktest.RunProcesses(t, 2, f, append(fakeEnv(t), env...)...))
+		wants(t, ranktest.RunProcesses(t, n, f, append(fakeEnv(t), env...)...))
 	})
 	t.Run("GPU", func(t *testing.T) {
-		dltest.NeedGPUs(t, 2)
-		wants(t, ranktest.RunProcesses(t, 2, f, append(dltest.GPUEnv(), env...)...))
+		dltest.NeedGPUs(t, n)
+		wants(t, ranktest.RunProcesses(t, n, f, append(dltest.GPUEnv(), env...)...))
 	})
 }
 
@@ -801,5 +806,43 @@ func TestLibraryWindows(t *testing.T) {
 			}
 		}
 		return errors.Join(r.job.Barrier(ctx), c.Drain(ctx))
+	})
+}
+
+// TestLibraryAlone: a communicator of one rank has no library below it.
+func TestLibraryAlone(t *testing.T) {
+	onLibraryRanks(t, 1, func(ctx context.Context, job *bootstrap.Job) error {
+		r, err := deviceRank(ctx, job, 4<<20)
+		if err != nil {
+			return err
+		}
+		for range 5 {
+			if err := r.works(ctx, r.comm); err != nil {
+				return err
+			}
+		}
+		return errors.Join(runBoth(ctx, r, randomProgramOf(1, 1), 1), r.close())
+	}, allWell)
+}
+
+// TestLibraryLostGraph drops a graph without Close: a drain after the collector has found it gives its registrations back.
+func TestLibraryLostGraph(t *testing.T) {
+	onDevices(t, 4<<20, func(ctx context.Context, r *rank) error {
+		if err := func() error {
+			g, err := reduceGraph(ctx, r)
+			if err != nil {
+				return err
+			}
+			return errors.Join(g.Launch(r.stream), r.stream.Synchronize(ctx))
+		}(); err != nil {
+			return err
+		}
+		if len(graphs.Live()) != 1 {
+			return fmt.Errorf("live graphs: %q, want one", graphs.Live())
+		}
+		return eventually(ctx, func() error {
+			runtime.GC()
+			return errors.Join(r.comm.Drain(ctx), empty(r.comm))
+		})
 	})
 }
