@@ -26,8 +26,18 @@ type Group struct {
 
 // Group makes this rank's handle. ranks are job ranks, in group order, and contain this rank.
 // It does not communicate; a member with another list under the same name makes the next Meet fail on all.
-// A name can be open once at a time in a rank; "world" is the group of all ranks.
+// A name can be open once at a time in a rank; "world" is the group of all ranks. The job remembers each name that
+// was used, so that the name can be used again.
 func (j *Job) Group(name string, ranks []int) (*Group, error) {
+	return j.newGroup(name, ranks, false)
+}
+
+// GroupOnce is Group for a name that the job uses once and never again, such as one with a number in it: nothing of it is remembered after Close.
+func (j *Job) GroupOnce(name string, ranks []int) (*Group, error) {
+	return j.newGroup(name, ranks, true)
+}
+
+func (j *Job) newGroup(name string, ranks []int, once bool) (*Group, error) {
 	fail := func(format string, args ...any) (*Group, error) {
 		return nil, fmt.Errorf("group %q: %s", name, fmt.Sprintf(format, args...))
 	}
@@ -58,7 +68,9 @@ func (j *Job) Group(name string, ranks []int) (*Group, error) {
 		return fail("it is already open in rank %d", j.rank)
 	}
 	g := &Group{job: j, name: name, opening: j.openings[name], ranks: slices.Clone(ranks), index: index, size: len(ranks)}
-	j.openings[name]++
+	if !once {
+		j.openings[name]++
+	}
 	j.groups[name] = g
 	return g, nil
 }

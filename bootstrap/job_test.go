@@ -802,3 +802,29 @@ func TestRankErrAfterClose(t *testing.T) {
 		t.Errorf("waited %v for events of a closed job", d)
 	}
 }
+
+// TestGroupOnce: groups with names of their own leave nothing behind in the rank.
+func TestGroupOnce(t *testing.T) {
+	onEach(t, 2, func(t *testing.T, jobs []*Job) {
+		errs := each(t, jobs, func(ctx context.Context, j *Job) error {
+			before := len(j.openings) + len(j.groups)
+			for i := range 20 {
+				g, err := j.GroupOnce(fmt.Sprintf("step %d", i), []int{1, 0})
+				if err != nil {
+					return err
+				}
+				if err := g.Barrier(ctx); err != nil {
+					return err
+				}
+				g.Close()
+			}
+			if n := len(j.openings) + len(j.groups); n != before {
+				return fmt.Errorf("%d names are remembered, want %d", n, before)
+			}
+			return nil
+		})
+		if err := errors.Join(errs...); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -180,7 +180,7 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 	for i := range 8 {
 		c.id |= uint64(c.uid[i]) << (8 * i)
 	}
-	if c.group, err = job.Group("nccl "+c.key, c.ranks); err != nil {
+	if c.group, err = job.GroupOnce("nccl "+c.key, c.ranks); err != nil {
 		return fail(err)
 	}
 	// Each step ends with a meeting: what fails on one member fails on all, and none waits for what will not come.
@@ -663,7 +663,8 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 	return initComm(ctx, c.job, c.dev, set, fmt.Sprintf("%s split %d color %d", c.key, c.splits, color))
 }
 
-// Stats are counters since Init.
+// Stats are counters since Init. On a GPU a call counts when it is enqueued, captured calls do not, and a registered buffer counts as direct: the library
+// does not tell what it did.
 type Stats struct {
 	Calls          uint64 // collectives and point-to-point operations carried out
 	BytesDirect    uint64 // payload moved straight between users' buffers (registered)

@@ -153,7 +153,7 @@ func (c *Comm) meeting(peer int) (*bootstrap.Group, error) {
 		lo, hi := min(c.rank, peer), max(c.rank, peer)
 		name, ranks = fmt.Sprintf("%s pair %d-%d", name, lo, hi), []int{c.ranks[lo], c.ranks[hi]}
 	}
-	g, err := c.job.Group(name, ranks)
+	g, err := c.job.GroupOnce(name, ranks)
 	if err == nil {
 		c.meetings[peer] = g
 	}
