@@ -35,6 +35,9 @@ func TestWindow(t *testing.T) {
 					if err != nil {
 						return err
 					}
+					if text := nccl.Explain(w.comm); !strings.Contains(text, fmt.Sprintf("rank %d of %d", job.Rank(), n)) || !strings.Contains(text, "registration") {
+						return fmt.Errorf("explanation %q", text)
+					}
 					if got, want := win.UserPtr(), m.Pointer()+4096; got != want {
 						return fmt.Errorf("user pointer %#x, want %#x", got, want)
 					}
