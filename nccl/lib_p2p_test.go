@@ -152,3 +152,50 @@ func TestLibraryRegistrationLog(t *testing.T) {
 		}, append(gpuEnv(), "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=REG", "LOG_DIR="+dir, "NCCL_DEBUG_FILE="+dir+"/nccl.%p.log")...))
 	})
 }
+
+// One end of a message in memory that can be registered, the other in private memory: the library registers what it can on one side only.
+func TestLibraryMixedTransfer(t *testing.T) {
+	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
+		return withDevice(ctx, job, nil, func(w *world) error {
+			const n = 4 << 20
+			shared, err := nccl.Alloc[int32](w.dev, n)
+			if err != nil {
+				return err
+			}
+			defer shared.Free()
+			private, err := cuda.Malloc[int32](w.dev, n)
+			if err != nil {
+				return err
+			}
+			defer private.Free()
+			exchange := func(s *cuda.Stream) error {
+				if job.Rank() == 0 {
+					return nccl.Send(w.comm, private.All(), 1, s)
+				}
+				return nccl.Recv(w.comm, shared.All(), 0, s)
+			}
+			g, err := graphs.Capture(ctx, w.stream, exchange, graphs.Comms(w.comm))
+			if err != nil {
+				return err
+			}
+			for i := range int32(3) {
+				if err := errors.Join(cuda.Fill(private.All(), 7+i, w.stream), cuda.Fill(shared.All(), 1, w.stream), g.Launch(w.stream)); err != nil {
+					return err
+				}
+				got := make([]int32, n)
+				short, cancel := context.WithTimeout(ctx, 10*time.Second)
+				err := errors.Join(cuda.CopyToHost(got, shared.All(), w.stream), w.stream.Synchronize(short))
+				cancel()
+				if err != nil {
+					return err
+				}
+				for k, v := range got {
+					if job.Rank() == 1 && v != 7+i {
+						return fmt.Errorf("replay %d: element %d is %d, want %d", i, k, v, 7+i)
+					}
+				}
+			}
+			return errors.Join(g.Close(), released(w))
+		})
+	}, nil)
+}
