@@ -38,13 +38,19 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// gorun runs it with a bound and returns what it printed.
+// gorun runs it on the host platform with a bound and returns what it printed.
 func gorun(t *testing.T, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	return gorunOn(t, []string{"GORUN_DEVICE=host"}, args...)
+}
+
+// gorunOn runs it with more environment.
+func gorunOn(t *testing.T, env []string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "gorun"), args...)
-	cmd.Env = append(os.Environ(), "GORUN_DEVICE=host")
+	cmd.Env = append(os.Environ(), env...)
 	var o, e bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &o, &e
 	err = cmd.Run()
