@@ -179,7 +179,7 @@ func (l *library) connect(ctx context.Context) error {
 	c := l.c
 	for _, p := range c.peers {
 		if p.acct == nil && l.closings == nil {
-			g, err := c.job.Group("nccl "+c.key+" close", c.ranks)
+			g, err := c.job.GroupOnce("nccl "+c.key+" close", c.ranks)
 			if err != nil {
 				return err
 			}
