@@ -8,4 +8,10 @@
 // Ownership runs device, memory, communicator, graph; defers close them backwards. While a graph lives, freeing memory that its
 // collectives use and closing its communicators are errors that name the graph and the place where it was captured. Memory that only captured
 // kernels and copies use is not known to the graph: keep it until the graph is closed.
+//
+// On a GPU the driver tells a moment after Close that the graph is gone, and NCCL lets go of what it had registered when it is driven on.
+// Comm.Drain waits for the one and does the other, without the other members; it is the same call on the host platform.
+//
+// A communicator that fails (a member dies, calls something else, aborts) ends its graphs: what is enqueued fails with the cause, and later launches
+// return it. Close them and it, and make a new one.
 package graphs

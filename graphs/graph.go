@@ -35,7 +35,8 @@ func (g *Graph) Launch(s *cuda.Stream) error {
 }
 
 // Close destroys the graph. Its registrations, and the memory that was freed meanwhile, go with it when the last replay in flight has
-// ended: at once if there is none, else when the stream comes there (Comm.Stats counts them as pending). Local. Twice is fine.
+// ended: at once if there is none (on a GPU a moment later: Comm.Drain waits for it), else when the stream comes there. Comm.Stats counts them as
+// pending until then. Local. Twice is fine.
 func (g *Graph) Close() error {
 	g.cleanup.Stop()
 	err := g.st.close()
