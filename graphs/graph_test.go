@@ -706,7 +706,7 @@ func TestMissingRank(t *testing.T) {
 					}
 				}()
 				defer others.Done()
-				short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+				short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 				defer cancel()
 				_, err = reduceGraph(short, r)
 				// One gives up first and the other is told so.
