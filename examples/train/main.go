@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -123,23 +124,31 @@ func (f *flags) load() (*dataset.Set, error) {
 
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	f, err := parse(args, stdout)
-	if err != nil {
+	if errors.Is(err, flag.ErrHelp) {
 		return err
 	}
-	if f.write != "" {
+	if err == nil && f.write != "" {
 		env, err := rankenv.Current()
 		if err != nil || env.Rank != 0 { // one file needs one rank
 			return err
 		}
 		return writeFile(f, stdout)
 	}
-	job, err := bootstrap.Join(ctx)
-	if err != nil {
-		return err
+	job, e := bootstrap.Join(ctx)
+	if e != nil {
+		return errors.Join(err, e)
 	}
 	defer job.Close()
-	set, err := f.load()
-	if err != nil {
+	return program.Tell(ctx, job, f.learn(ctx, job, err, stdout))
+}
+
+// learn is what the ranks do together; err is what is wrong with this rank's command line.
+func (f *flags) learn(ctx context.Context, job *bootstrap.Job, err error, stdout io.Writer) error {
+	var set *dataset.Set
+	if err == nil {
+		set, err = f.load()
+	}
+	if err := program.Agree(ctx, job, err); err != nil {
 		return err
 	}
 	_, err = train(ctx, job, set, f.config, stdout)

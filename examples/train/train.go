@@ -12,6 +12,7 @@ import (
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/examples/internal/program"
 	"github.com/gorun-dev/gorun/examples/train/internal/dataset"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
@@ -129,7 +130,7 @@ func train(ctx context.Context, job *bootstrap.Job, set *dataset.Set, c config, 
 		busy += took
 		loss := sums[0] / float64(len(rows))
 		if math.IsNaN(loss) || math.IsInf(loss, 0) {
-			return nil, fmt.Errorf("epoch %d: the loss is %v: a learning rate below %v may help", epoch, loss, c.Rate)
+			return nil, program.Common(fmt.Errorf("epoch %d: the loss is %v: a learning rate below %v may help", epoch, loss, c.Rate))
 		}
 		res.Losses = append(res.Losses, loss)
 		fmt.Fprintf(stdout, "epoch %*d of %d: loss %.9g, right %.2f %%, %.0f samples/s\n", len(fmt.Sprint(c.Epochs)), epoch, c.Epochs,
@@ -217,9 +218,9 @@ func agree(ctx context.Context, job *bootstrap.Job, set *dataset.Set, c config) 
 	for r, theirs := range all {
 		switch {
 		case len(theirs) < len(digest) || string(theirs[:len(digest)]) != string(all[0][:len(digest)]):
-			return fmt.Errorf("ranks 0 and %d have read different data: is %s the same file everywhere?", r, set.Name)
+			return program.Common(fmt.Errorf("ranks 0 and %d have read different data: is %s the same file everywhere?", r, set.Name))
 		case string(theirs) != string(all[0]):
-			return fmt.Errorf("ranks 0 and %d have different settings: %s and %s", r, all[0][len(digest):], theirs[len(digest):])
+			return program.Common(fmt.Errorf("ranks 0 and %d have different settings: %s and %s", r, all[0][len(digest):], theirs[len(digest):]))
 		}
 	}
 	return nil
@@ -249,7 +250,7 @@ func sameWeights(ctx context.Context, job *bootstrap.Job, net *network, s *cuda.
 	}
 	for r, theirs := range all {
 		if string(theirs) != string(all[0]) {
-			return fmt.Errorf("ranks 0 and %d have different weights after training", r)
+			return program.Common(fmt.Errorf("ranks 0 and %d have different weights after training", r))
 		}
 	}
 	return nil
