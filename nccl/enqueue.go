@@ -298,5 +298,5 @@ func (c *Comm) whereabouts(r int) string {
 	if rec, ok := a.At(last); ok {
 		return fmt.Sprintf("last enqueued #%d, %s; done: %d", last, recordText(rec), a.Done())
 	}
-	return "has enqueued nothing"
+	return "has enqueued no collective"
 }

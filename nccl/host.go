@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +48,7 @@ type host struct {
 	}
 	sent, received []uint64 // messages begun with each peer
 	given, taken   []uint64 // messages ended
+	tails          []int32  // scratch of p2pTask.line; -1 everywhere between its uses
 	srcs, dsts     [][]byte // of the collective that runs
 	part, out      [][]byte // scratch
 	acc            []byte   // see reduce
@@ -64,6 +66,7 @@ func newHost(c *Comm) *host {
 	h := &host{c: c, n: n, rank: c.rank, seg: newSegment(n), turn: 1,
 		sent: make([]uint64, n), received: make([]uint64, n), given: make([]uint64, n), taken: make([]uint64, n),
 		srcs: make([][]byte, n), dsts: make([][]byte, n), part: make([][]byte, n), out: make([][]byte, n), acc: make([]byte, accSize)}
+	h.tails = slices.Repeat([]int32{-1}, 2*n)
 	h.peers.of = map[mapKey]*mapping{}
 	h.peers.exports = map[uint64]func(){}
 	return h

@@ -2,6 +2,7 @@ package nccl
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/gorun-dev/gorun/cuda"
 )
@@ -13,6 +14,7 @@ type p2pTask struct {
 	h      *host
 	ticket uint64 // 0: captured
 	ops    []message
+	heads  []int32 // of this run: the first message that is not done, of each peer and direction
 	begun  bool
 	mapped bool
 	over   bool
@@ -24,6 +26,7 @@ type message struct {
 	flags  uint64      // sendReg on either end, capturedCall
 	reg    *registered // eager
 	n      uint64      // its number among those of the pair and direction
+	after  int32       // which of ops comes after it there, -1 for none
 	state  messageState
 	pos    int // bytes moved
 	direct bool
@@ -48,7 +51,7 @@ func (h *host) newP2P(calls []Call, mode Mode) *p2pTask {
 		t = new(p2pTask)
 	}
 	h.poolMu.Unlock()
-	*t = p2pTask{h: h, ops: t.ops[:0]}
+	*t = p2pTask{h: h, ops: t.ops[:0], heads: t.heads[:0]}
 	if mode == 0 {
 		t.ticket = h.ticket()
 		h.pending.Add(1)
@@ -143,12 +146,13 @@ func (t *p2pTask) step() (bool, error) {
 			}
 		}
 		t.self()
+		t.line()
 		h.peers.enter()
 		t.mapped = true
 	}
-	left, moved := false, false
-	for i := range t.ops {
-		m := &t.ops[i]
+	moved := false
+	for i := 0; i < len(t.heads); {
+		m := &t.ops[t.heads[i]]
 		for m.state != messageDone {
 			on, err := t.advance(m)
 			if err != nil {
@@ -162,9 +166,16 @@ func (t *p2pTask) step() (bool, error) {
 				break // one piece a step
 			}
 		}
-		left = left || m.state != messageDone
+		switch {
+		case m.state != messageDone:
+			i++
+		case m.after >= 0:
+			t.heads[i] = m.after
+		default:
+			t.heads = slices.Delete(t.heads, i, i+1)
+		}
 	}
-	if left {
+	if len(t.heads) > 0 {
 		if moved {
 			t.wait.reset()
 			h.c.dev.Ring()
@@ -207,6 +218,30 @@ func (t *p2pTask) self() {
 		}
 		m.state, to.state = messageDone, messageDone
 		m.direct, to.direct = true, true // one copy between the user's buffers
+	}
+}
+
+// line puts the messages of each peer and direction into a line: only the first can go on, and a group may have very many.
+func (t *p2pTask) line() {
+	h := t.h
+	t.heads = t.heads[:0]
+	place := func(m *message) *int32 { return &h.tails[2*int(m.call.Root)+int(m.call.Op-OpSend)] }
+	for i := range t.ops {
+		m := &t.ops[i]
+		if int(m.call.Root) == h.rank {
+			continue
+		}
+		m.after = -1
+		tail := place(m)
+		if *tail >= 0 {
+			t.ops[*tail].after = int32(i)
+		} else {
+			t.heads = append(t.heads, int32(i))
+		}
+		*tail = int32(i)
+	}
+	for i := range t.ops {
+		*place(&t.ops[i]) = -1
 	}
 }
 

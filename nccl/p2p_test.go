@@ -267,3 +267,40 @@ func TestGroupRules(t *testing.T) {
 		})
 	})
 }
+
+// A group of very many messages takes time in proportion to them, and keeps their order.
+func TestLargeGroup(t *testing.T) {
+	const n = 8000
+	ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		return with(ctx, job, nil, func(w *world) error {
+			b, done, err := openBuffers(w, 4*n, false)
+			defer done()
+			if err != nil {
+				return err
+			}
+			send, _ := cuda.SliceOf[int32](b.send, 0, n)
+			recv, _ := cuda.SliceOf[int32](b.recv, 0, n)
+			for i := range send.Host() {
+				send.Host()[i] = int32(job.Rank()*n + i)
+			}
+			other := 1 - job.Rank()
+			err = nccl.Group(func() error {
+				for i := range n {
+					if err := errors.Join(nccl.Send(w.comm, send.Slice(i, i+1), other, w.stream), nccl.Recv(w.comm, recv.Slice(n-1-i, n-i), other, w.stream)); err != nil {
+						return err
+					}
+				}
+				return nil
+			}, w.comm)
+			if err := errors.Join(err, w.stream.Synchronize(ctx)); err != nil {
+				return err
+			}
+			for i, v := range recv.Host() {
+				if want := int32(other*n + n - 1 - i); v != want {
+					return fmt.Errorf("element %d is %d, want %d", i, v, want)
+				}
+			}
+			return nil
+		})
+	})
+}
