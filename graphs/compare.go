@@ -199,7 +199,40 @@ func chooseMode(call nccl.Call, bufs [][]nccl.LayoutInfo, require nccl.Mode) (ch
 		}
 		return choice{}, &difference{fmt.Sprintf("mode %s is required, but %s", require, why), ErrMode}
 	}
+	if d := panes(call, bufs, offsets); d != nil {
+		return choice{}, d
+	}
 	return c, nil
+}
+
+// panes refuses what the library would carry out wrongly: it uses windows, where there are some, whatever the mode, and takes the members' addresses
+// from its own. offsets says where those differ, "" if they do not.
+func panes(call nccl.Call, bufs [][]nccl.LayoutInfo, offsets string) *difference {
+	if call.Op != nccl.OpAllReduce && call.Op != nccl.OpAllGather && call.Op != nccl.OpReduceScatter {
+		return nil
+	}
+	all := make([][2]uint64, len(bufs))
+	for r := range bufs {
+		if len(bufs[r]) == 2 && bufs[r][0].Window != 0 && bufs[r][1].Window != 0 {
+			all[r] = [2]uint64{bufs[r][0].Window, bufs[r][1].Window}
+		}
+	}
+	for r := range all {
+		if out := [2]uint64{}; all[r] != all[0] && (all[r] == out || all[0] == out) {
+			in := 0
+			if all[0] == out {
+				in, r = r, 0
+			}
+			return &difference{fmt.Sprintf("rank %d passes buffers in windows, rank %d does not", in, r), nccl.ErrMixed}
+		}
+		if all[r] != all[0] {
+			return &difference{fmt.Sprintf("ranks 0 and %d pass buffers in different windows", r), nccl.ErrMixed}
+		}
+	}
+	if offsets != "" && all[0] != ([2]uint64{}) {
+		return &difference{offsets + ": the buffers are in windows, which the library uses at equal offsets only; take other memory for this call", nccl.ErrMixed}
+	}
+	return nil
 }
 
 // head is the offset that must be equal on all ranks. The small buffer of an all-gather or reduce-scatter that is in place is a

@@ -81,6 +81,7 @@ func TestChooseMode(t *testing.T) {
 	scatter := nccl.Call{Op: nccl.OpReduceScatter, Type: cuda.Float32DType, Count: 2}
 	none := nccl.Call{Op: nccl.OpAllReduce, Type: cuda.Float32DType}
 	in := func(id uint64, l nccl.LayoutInfo) nccl.LayoutInfo { l.ID = id; return l }
+	win := func(n uint64, l nccl.LayoutInfo) nccl.LayoutInfo { l.Window = n; return l }
 	type bufs = []nccl.LayoutInfo
 	const p, s = cuda.Private, cuda.Shareable
 	for name, tt := range map[string]struct {
@@ -91,21 +92,29 @@ func TestChooseMode(t *testing.T) {
 		reason  string
 		err     error
 	}{
-		"private":                 {bufs: []bufs{{send(p, false, 0), recv(p, false, 0)}, {send(p, false, 0), recv(p, false, 0)}}, mode: nccl.Plain, reason: "private"},
-		"window":                  {bufs: []bufs{{send(s, false, 8), recv(s, false, 64)}, {send(s, false, 8), recv(s, false, 64)}}, mode: nccl.Window, reason: "registered by the capture, at the same offsets"},
-		"user window":             {bufs: []bufs{{send(s, true, 8)}, {send(s, true, 8)}}, mode: nccl.Window, reason: "registered by the program, at the same offsets"},
-		"graph":                   {bufs: []bufs{{send(s, false, 0)}, {send(s, false, 256)}}, mode: nccl.Graph, reason: "the send buffer is at offset 256 on rank 1, 0 on rank 0"},
-		"local":                   {bufs: []bufs{{recv(s, true, 0)}, {recv(s, true, 256)}}, mode: nccl.Local, reason: "registered by the program; no window"},
-		"half registered":         {bufs: []bufs{{send(s, true, 0), recv(s, false, 0)}, {send(s, true, 0), recv(s, false, 1)}}, mode: nccl.Graph, reason: "registered by the capture"},
-		"half private":            {bufs: []bufs{{send(s, false, 0), recv(p, false, 0)}, {send(s, false, 0), recv(p, false, 0)}}, mode: nccl.Plain, reason: "the recv buffer is private"},
-		"root only sends":         {bufs: []bufs{{send(s, false, 0), recv(s, false, 0)}, {recv(s, false, 0)}, {recv(s, false, 0)}}, mode: nccl.Window},
-		"in place gather":         {call: gather, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(9, send(s, false, 72)), in(9, recv(s, false, 64))}}, mode: nccl.Window},
-		"in place scatter":        {call: scatter, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(9, send(s, false, 64)), in(9, recv(s, false, 72))}}, mode: nccl.Window},
-		"gather from elsewhere":   {call: gather, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(8, send(s, false, 72)), in(9, recv(s, false, 64))}}, mode: nccl.Graph, reason: "the send buffer is at offset 72"},
-		"nobody has data":         {call: none, bufs: []bufs{{}, {}}, require: nccl.Window, mode: nccl.Plain, reason: "no data"},
-		"one unregistered":        {bufs: []bufs{{send(s, true, 0)}, {send(s, false, 0)}}, err: nccl.ErrMixed, reason: "rank 0 passes a send buffer in registered memory (mem), rank 1 a send buffer in memory that can be registered but is not (mem)"},
-		"one private":             {bufs: []bufs{{recv(s, false, 0)}, {recv(s, false, 0)}, {recv(p, false, 0)}}, err: nccl.ErrMixed, reason: "rank 2 a recv buffer in private memory"},
-		"window demanded":         {bufs: []bufs{{send(s, true, 0)}, {send(s, true, 256)}}, require: nccl.Window, err: ErrMode, reason: "mode window is required, but the send buffer is at offset 256 on rank 1, 0 on rank 0"},
+		"private":               {bufs: []bufs{{send(p, false, 0), recv(p, false, 0)}, {send(p, false, 0), recv(p, false, 0)}}, mode: nccl.Plain, reason: "private"},
+		"window":                {bufs: []bufs{{send(s, false, 8), recv(s, false, 64)}, {send(s, false, 8), recv(s, false, 64)}}, mode: nccl.Window, reason: "registered by the capture, at the same offsets"},
+		"user window":           {bufs: []bufs{{send(s, true, 8)}, {send(s, true, 8)}}, mode: nccl.Window, reason: "registered by the program, at the same offsets"},
+		"graph":                 {bufs: []bufs{{send(s, false, 0)}, {send(s, false, 256)}}, mode: nccl.Graph, reason: "the send buffer is at offset 256 on rank 1, 0 on rank 0"},
+		"local":                 {bufs: []bufs{{recv(s, true, 0)}, {recv(s, true, 256)}}, mode: nccl.Local, reason: "registered by the program; no window"},
+		"half registered":       {bufs: []bufs{{send(s, true, 0), recv(s, false, 0)}, {send(s, true, 0), recv(s, false, 1)}}, mode: nccl.Graph, reason: "registered by the capture"},
+		"half private":          {bufs: []bufs{{send(s, false, 0), recv(p, false, 0)}, {send(s, false, 0), recv(p, false, 0)}}, mode: nccl.Plain, reason: "the recv buffer is private"},
+		"root only sends":       {bufs: []bufs{{send(s, false, 0), recv(s, false, 0)}, {recv(s, false, 0)}, {recv(s, false, 0)}}, mode: nccl.Window},
+		"in place gather":       {call: gather, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(9, send(s, false, 72)), in(9, recv(s, false, 64))}}, mode: nccl.Window},
+		"in place scatter":      {call: scatter, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(9, send(s, false, 64)), in(9, recv(s, false, 72))}}, mode: nccl.Window},
+		"gather from elsewhere": {call: gather, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(8, send(s, false, 72)), in(9, recv(s, false, 64))}}, mode: nccl.Graph, reason: "the send buffer is at offset 72"},
+		"nobody has data":       {call: none, bufs: []bufs{{}, {}}, require: nccl.Window, mode: nccl.Plain, reason: "no data"},
+		"one unregistered":      {bufs: []bufs{{send(s, true, 0)}, {send(s, false, 0)}}, err: nccl.ErrMixed, reason: "rank 0 passes a send buffer in registered memory (mem), rank 1 a send buffer in memory that can be registered but is not (mem)"},
+		"one private":           {bufs: []bufs{{recv(s, false, 0)}, {recv(s, false, 0)}, {recv(p, false, 0)}}, err: nccl.ErrMixed, reason: "rank 2 a recv buffer in private memory"},
+		"window demanded":       {bufs: []bufs{{send(s, true, 0)}, {send(s, true, 256)}}, require: nccl.Window, err: ErrMode, reason: "mode window is required, but the send buffer is at offset 256 on rank 1, 0 on rank 0"},
+		"in windows":            {bufs: []bufs{{win(1, send(s, false, 8)), win(3, recv(s, false, 64))}, {win(1, send(s, false, 8)), win(3, recv(s, false, 64))}}, mode: nccl.Window},
+		"one in windows": {bufs: []bufs{{send(s, false, 8), win(3, recv(s, false, 64))}, {win(1, send(s, false, 8)), win(3, recv(s, false, 64))}}, err: nccl.ErrMixed,
+			reason: "rank 1 passes buffers in windows, rank 0 does not"},
+		"half in windows": {bufs: []bufs{{send(s, false, 8), win(3, recv(s, false, 0))}, {send(s, false, 8), win(3, recv(s, false, 64))}}, mode: nccl.Graph},
+		"in other windows": {bufs: []bufs{{win(1, send(s, false, 8)), win(3, recv(s, false, 64))}, {win(1, send(s, false, 8)), win(5, recv(s, false, 64))}}, err: nccl.ErrMixed,
+			reason: "ranks 0 and 1 pass buffers in different windows"},
+		"offsets in windows": {bufs: []bufs{{win(1, send(s, false, 8)), win(3, recv(s, false, 64))}, {win(1, send(s, false, 8)), win(3, recv(s, false, 128))}}, err: nccl.ErrMixed,
+			reason: "the recv buffer is at offset 128 on rank 1, 64 on rank 0: the buffers are in windows"},
 		"registration demanded":   {bufs: []bufs{{send(p, false, 0)}, {send(p, false, 0)}}, require: nccl.Graph, err: ErrMode, reason: "mode graph is required, but the send buffer is private memory"},
 		"local for graph will do": {bufs: []bufs{{send(s, true, 0)}, {send(s, true, 8)}}, require: nccl.Graph, mode: nccl.Local},
 	} {

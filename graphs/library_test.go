@@ -792,6 +792,12 @@ func TestLibraryWindows(t *testing.T) {
 			if err := errors.Join(check(g, r.a, count), g.Close()); err != nil {
 				return fmt.Errorf("round %d, without windows: %w", i, err)
 			}
+			// At other offsets the library would take the window all the same, and give wrong data.
+			if _, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+				return nccl.AllReduce(c, r.a.Slice(me, me+2), r.b.Slice(0, 2), nccl.Sum, s)
+			}, graphs.Comms(c)); !errors.Is(err, nccl.ErrMixed) || wantText(err, "the buffers are in windows") != nil {
+				return fmt.Errorf("round %d, offsets that differ: %v", i, err)
+			}
 			if me == 0 {
 				if err := fresh.Free(); err != nil {
 					return err

@@ -11,10 +11,10 @@ import (
 // A layout is, for each call, its op and its buffers:
 //
 //	version, number of calls; for each call: op, root (4 bytes), number of buffers;
-//	for each buffer: flags, kind, offset, length, memory id, memory size (8 bytes each)
+//	for each buffer: flags, kind, offset, length, memory id, memory size, window (8 bytes each)
 const (
 	layoutVersion = 1
-	layoutBuffer  = 2 + 4*8
+	layoutBuffer  = 2 + 5*8
 
 	layoutSend       = 1 << 0
 	layoutRegistered = 1 << 1
@@ -31,6 +31,7 @@ type layoutBuf struct {
 	kind           cuda.AllocKind
 	off, len       uint64
 	memory, memLen uint64
+	window         uint64 // its number, 0 outside
 }
 
 // Layout describes where the buffers of a group lie: for each, allocation kind, whether registered by the user, head offset, and what a peer on this host
@@ -64,7 +65,11 @@ func (c *Comm) Layout(group []Call) ([]byte, error) {
 			}
 			b[at]++
 			b = append(b, flags, byte(r.Mem.Kind()))
-			for _, w := range []uint64{r.Off, r.Len, r.Mem.ID(), r.Mem.Size()} {
+			window := uint64(0)
+			if l, ok := c.be.(*library); ok {
+				window = l.windowOf(r)
+			}
+			for _, w := range []uint64{r.Off, r.Len, r.Mem.ID(), r.Mem.Size(), window} {
 				b = binary.LittleEndian.AppendUint64(b, w)
 			}
 		}
@@ -91,7 +96,7 @@ func decodeLayout(b []byte) ([]layoutCall, error) {
 		}
 		for range buffers {
 			w := func(i int) uint64 { return binary.LittleEndian.Uint64(b[2+8*i:]) }
-			buf := layoutBuf{flags: b[0], kind: cuda.AllocKind(b[1]), off: w(0), len: w(1), memory: w(2), memLen: w(3)}
+			buf := layoutBuf{flags: b[0], kind: cuda.AllocKind(b[1]), off: w(0), len: w(1), memory: w(2), memLen: w(3), window: w(4)}
 			if buf.off > buf.memLen || buf.len > buf.memLen-buf.off {
 				return nil, fmt.Errorf("layout: call %d: range of %d bytes at %d in memory of %d", i+1, buf.len, buf.off, buf.memLen)
 			}
@@ -113,6 +118,7 @@ type LayoutInfo struct {
 	Registered bool   // by Comm.Register
 	Offset     uint64 // from the head of the allocation
 	ID         uint64 // of the allocation, in its process
+	Window     uint64 // number of the library's window that it lies in, the same on all members; 0 outside
 	Memory     string // for messages: "[0,4096) of 8192-byte allocation 7"
 }
 
@@ -126,7 +132,7 @@ func DecodeLayout(b []byte) ([][]LayoutInfo, error) {
 	for i, c := range calls {
 		for _, buf := range c.buffers {
 			infos[i] = append(infos[i], LayoutInfo{Send: buf.flags&layoutSend != 0, Kind: buf.kind, Registered: buf.flags&layoutRegistered != 0,
-				Offset: buf.off, ID: buf.memory, Memory: fmt.Sprintf("[%d,%d) of %d-byte allocation %d", buf.off, buf.off+buf.len, buf.memLen, buf.memory)})
+				Offset: buf.off, ID: buf.memory, Window: buf.window, Memory: fmt.Sprintf("[%d,%d) of %d-byte allocation %d", buf.off, buf.off+buf.len, buf.memLen, buf.memory)})
 		}
 	}
 	return infos, nil

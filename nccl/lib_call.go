@@ -296,18 +296,21 @@ func (l *library) inWindows(c *Call) bool {
 	return l.hasWindow(c.Send) && l.hasWindow(c.Recv)
 }
 
-func (l *library) hasWindow(r cuda.Range) bool {
-	for _, p := range l.panes {
+func (l *library) hasWindow(r cuda.Range) bool { return l.windowOf(r) != 0 }
+
+// windowOf is the number of a window that a buffer lies in, 0 outside. Windows come and go in one order on all members: so the numbers are the same.
+func (l *library) windowOf(r cuda.Range) uint64 {
+	for i, p := range l.panes {
 		if p.mem == r.Mem {
-			return true
+			return 2*uint64(i) + 1
 		}
 	}
-	for _, w := range l.c.windows {
+	for i, w := range l.c.windows {
 		if w.r.Mem == r.Mem && r.Off >= w.r.Off && r.Off+r.Len <= w.r.Off+w.r.Len {
-			return true
+			return 2*uint64(i) + 2
 		}
 	}
-	return false
+	return 0
 }
 
 // symmetric are the operations that the library can run in windows.
