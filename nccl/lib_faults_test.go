@@ -392,6 +392,13 @@ func TestLibraryInitRefuses(t *testing.T) {
 		}
 		return errors.Join(err, job.Barrier(ctx))
 	}
+	first := func(ctx context.Context, job *bootstrap.Job) error {
+		var err error
+		if job.Rank() == 1 {
+			err = open(ctx, job, own(job), &nccl.Config{Timeout: time.Second})
+		}
+		return errors.Join(err, job.Barrier(ctx))
+	}
 	// Both are in the library, which does not bring them together.
 	lost := func(ctx context.Context, job *bootstrap.Job) error {
 		err := open(ctx, job, own(job), &nccl.Config{Timeout: time.Second})
@@ -407,6 +414,7 @@ func TestLibraryInitRefuses(t *testing.T) {
 		}
 	}
 	t.Run("a rank does not come", func(t *testing.T) { onLibrary(t, late, want(0)) })
+	t.Run("the first rank does not come", func(t *testing.T) { onLibrary(t, first, want(1)) })
 	t.Run("the library hangs", func(t *testing.T) {
 		want(0, 1)(t, ranktest.RunProcesses(t, 2, lost, append(fakeLibraries(t), "FAKE_NCCL=lost")...))
 	})

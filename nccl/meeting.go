@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"runtime"
 	"strings"
 	"sync"
@@ -42,7 +43,11 @@ func nextInit(job *bootstrap.Job, who string) int {
 // meetID makes the unique id on the first member and waits for it on the others.
 func (c *Comm) meetID(ctx context.Context, name string) (bootstrap.UniqueID, error) {
 	if c.rank != 0 {
-		return c.job.UniqueID(ctx, name)
+		id, err := c.job.UniqueID(ctx, name)
+		if err != nil {
+			err = fmt.Errorf("rank %d of the job has not begun it: %w", c.ranks[0], err)
+		}
+		return id, err
 	}
 	var id bootstrap.UniqueID
 	rand.Read(id[:]) // never fails
