@@ -13,6 +13,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/cuda/dl/dltest"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
@@ -117,7 +118,7 @@ func TestLibraryPointToPoint(t *testing.T) {
 func TestLibraryRegistrationLog(t *testing.T) {
 	dir := t.TempDir()
 	t.Run("GPU", func(t *testing.T) {
-		needGPUs(t, 2)
+		dltest.NeedGPUs(t, 2)
 		allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
 			err := withDevice(ctx, job, nil, func(w *world) error {
 				b, done, err := openBuffers(w, 32<<20, true)
@@ -149,7 +150,7 @@ func TestLibraryRegistrationLog(t *testing.T) {
 				}
 			}
 			return nil
-		}, append(gpuEnv(), "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=REG", "LOG_DIR="+dir, "NCCL_DEBUG_FILE="+dir+"/nccl.%p.log")...))
+		}, append(dltest.GPUEnv(), "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=REG", "LOG_DIR="+dir, "NCCL_DEBUG_FILE="+dir+"/nccl.%p.log")...))
 	})
 }
 

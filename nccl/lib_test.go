@@ -35,34 +35,6 @@ func fakeLibraries(t *testing.T, args ...string) []string {
 	return []string{fakeVar + "=1", "GORUN_CUDA_LIB=" + driver, "GORUN_NCCL_LIB=" + library, "GORUN_DEVICE=", "FAKE_DEVICES=8"}
 }
 
-// gpuCount is how many GPUs the machine has; a test that needs more is skipped.
-func needGPUs(t *testing.T, n int) {
-	t.Helper()
-	if os.Getenv("GORUN_DEVICE") == "host" {
-		t.Skip("GORUN_DEVICE=host")
-	}
-	missing := t.Skipf
-	if os.Getenv("GORUN_REQUIRE_GPU") == "1" {
-		missing = t.Fatalf
-	}
-	if _, err := os.Stat("/dev/nvidiactl"); err != nil {
-		missing("no GPU: %v", err)
-	}
-	found, _ := filepath.Glob("/dev/nvidia[0-9]*")
-	if len(found) < n {
-		missing("%d GPUs, this test needs %d", len(found), n)
-	}
-}
-
-// gpuEnv is the environment of ranks on real GPUs. NVLink multicast stays off: it needs more of the machine than a test may ask for.
-func gpuEnv() []string {
-	env := []string{"NVSHMEM_DISABLE_NVLS=1"}
-	if _, set := os.LookupEnv("NCCL_NVLS_ENABLE"); !set {
-		env = append(env, "NCCL_NVLS_ENABLE=0")
-	}
-	return env
-}
-
 // onLibrary runs f on two ranks, each a process with its own device: with the test's libraries, and on real GPUs. wants says how ranks end otherwise than well.
 func onLibrary(t *testing.T, f func(ctx context.Context, job *bootstrap.Job) error, wants func(t *testing.T, results []ranktest.Result), env ...string) {
 	t.Helper()
@@ -73,8 +45,8 @@ func onLibrary(t *testing.T, f func(ctx context.Context, job *bootstrap.Job) err
 		wants(t, ranktest.RunProcesses(t, 2, f, append(fakeLibraries(t), env...)...))
 	})
 	t.Run("GPU", func(t *testing.T) {
-		needGPUs(t, 2)
-		wants(t, ranktest.RunProcesses(t, 2, f, append(gpuEnv(), env...)...))
+		dltest.NeedGPUs(t, 2)
+		wants(t, ranktest.RunProcesses(t, 2, f, append(dltest.GPUEnv(), env...)...))
 	})
 }
 
