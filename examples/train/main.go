@@ -31,7 +31,7 @@ mean 0 and deviation 1; -ignore leaves columns out. The label is a class: whole 
 them; there is no regression.
 
 Each rank reads the file itself and takes its share of each batch. -batch counts the rows of all ranks, so that the losses are
-the same (to 1e-5) whatever the number of ranks.`
+the same (to 1e-5) whatever the number of ranks; GPUs and the host platform differ by their roundings.`
 
 func main() { program.Main("train", run) }
 

@@ -154,7 +154,9 @@ func train(ctx context.Context, job *bootstrap.Job, set *dataset.Set, c config, 
 	for _, call := range graph.Calls() {
 		fmt.Fprintf(stdout, "captured: %s: mode %v: %s\n", call.Call, call.Mode, call.Reason)
 	}
-	fmt.Fprintf(stdout, "moved: %s direct, %s staged\n", size(res.Before.BytesDirect), size(res.Before.BytesStaged))
+	if b := res.Before; b.BytesDirect+b.BytesStaged > 0 { // not one rank; libraries do not tell it of captured calls
+		fmt.Fprintf(stdout, "moved: %s direct, %s staged\n", size(b.BytesDirect), size(b.BytesStaged))
+	}
 
 	if err := graph.Close(); err != nil {
 		return nil, err
