@@ -71,7 +71,7 @@ func joinForeign(ctx context.Context, env rankenv.Env, parent int) (*Job, error)
 func dialUntil(ctx context.Context, socket, id string, rank, size int) (*remote, wire.WelcomeBody, error) {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		ctl, welcome, err := dial(ctx, socket, id, rank, size)
-		if err == nil || ctx.Err() == nil && !errors.Is(err, syscall.ECONNREFUSED) {
+		if err == nil || ended(ctx) == nil && !errors.Is(err, syscall.ECONNREFUSED) {
 			return ctl, welcome, err
 		}
 		timer := time.NewTimer(pause)
@@ -80,8 +80,8 @@ func dialUntil(ctx context.Context, socket, id string, rank, size int) (*remote,
 		case <-ctx.Done():
 		}
 		timer.Stop()
-		if ctx.Err() != nil {
-			return nil, welcome, fmt.Errorf("wait for rank 0 to serve the job: %w", ctx.Err())
+		if err := ended(ctx); err != nil {
+			return nil, welcome, fmt.Errorf("wait for rank 0 to serve the job: %w", err)
 		}
 	}
 }

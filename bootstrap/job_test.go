@@ -786,7 +786,9 @@ func TestMeetGivenUp(t *testing.T) {
 
 // TestRankErrAfterClose: a job that was closed before its first events came waits for them no more.
 func TestRankErrAfterClose(t *testing.T) {
-	j := served(t, 2)[0]
+	jobs := served(t, 2)
+	defer jobs[1].Close()
+	j := jobs[0]
 	r := j.ctl.(*remote)
 	r.mu.Lock()
 	r.subscribed = make(chan struct{}) // as when the node has not answered yet

@@ -35,6 +35,11 @@ func TestJoinAlone(t *testing.T) {
 	}
 }
 
+// lateContext is one whose deadline is over and whose timer has not run yet.
+type lateContext struct{ context.Context }
+
+func (lateContext) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
+
 func TestJoinMistakes(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -62,8 +67,10 @@ func TestJoinMistakes(t *testing.T) {
 	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	env := rankenv.Env{Launcher: "hydra", Job: "never-" + rand.Text(), Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Nodes: 1}
-	if _, err := join(ctx, env); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "wait for rank 0") {
-		t.Errorf("rank 0 never comes: %v", err)
+	for _, ctx := range []context.Context{ctx, lateContext{t.Context()}} {
+		if _, err := join(ctx, env); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "wait for rank 0") {
+			t.Errorf("rank 0 never comes: %v", err)
+		}
 	}
 }
 

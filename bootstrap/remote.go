@@ -48,8 +48,8 @@ func dial(ctx context.Context, socket, jobID string, rank, size int) (*remote, w
 	c, err := wire.Dial(ctx, socket, maxReply)
 	if err != nil {
 		memory.Unmap()
-		if ctx.Err() != nil {
-			err = ctx.Err()
+		if e := ended(ctx); e != nil {
+			err = e
 		}
 		return nil, none, err
 	}
@@ -67,6 +67,14 @@ func dial(ctx context.Context, socket, jobID string, rank, size int) (*remote, w
 	}
 	go r.read()
 	return r, welcome, nil
+}
+
+// ended is ctx.Err, also in the moment after its deadline in which package net has seen that and the context has not.
+func ended(ctx context.Context) error {
+	if d, ok := ctx.Deadline(); ok && ctx.Err() == nil && !time.Now().Before(d) {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
 }
 
 // greet says hello and waits for the welcome.
