@@ -265,19 +265,31 @@ func recordText(r bootstrap.Record) string {
 	if byte(r.Desc[0]) == recGroup {
 		return fmt.Sprintf("a group of %d calls (%x)", r.Desc[0]>>32, r.Desc[1])
 	}
-	text := unpackCall(r.Desc).String()
+	call := r.Desc
+	if call[0]&recWindow != 0 {
+		call[1] &= 1<<recPlaceShift - 1
+	}
+	text := unpackCall(call).String()
 	if r.Desc[0]&recRegistered != 0 {
 		text += ", in registered buffers"
 	}
 	if r.Desc[0]&recWindow != 0 {
-		text += ", in windows"
+		text += fmt.Sprintf(", in windows (place %04x)", r.Desc[1]>>recPlaceShift)
 	}
 	return text
 }
 
+// countOf is the word with the count of a single call.
+func countOf(r bootstrap.Record) uint64 {
+	if r.Desc[0]&recWindow != 0 {
+		return r.Desc[1] & (1<<recPlaceShift - 1)
+	}
+	return r.Desc[1]
+}
+
 // onlyRegistration reports whether two records are of the same call, in buffers of which one side's are registered and the other's are not.
 func onlyRegistration(a, b bootstrap.Record) bool {
-	return a.Kind == b.Kind && (a.Desc[0]^b.Desc[0])&^(recRegistered|recWindow) == 0 && a.Desc[1] == b.Desc[1] && byte(a.Desc[0]) != recReplay && byte(a.Desc[0]) != recGroup
+	return a.Kind == b.Kind && (a.Desc[0]^b.Desc[0])&^(recRegistered|recWindow) == 0 && countOf(a) == countOf(b) && byte(a.Desc[0]) != recReplay && byte(a.Desc[0]) != recGroup
 }
 
 func sameRecord(a, b bootstrap.Record) bool { return a.Kind == b.Kind && a.Desc == b.Desc }

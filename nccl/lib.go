@@ -39,6 +39,7 @@ type library struct {
 	ending   atomic.Bool  // no call may enter any more
 	aborting sync.Once
 	aborted  chan struct{} // the communicators are gone
+	stuck    atomic.Bool   // they do not go
 	together bool          // all members have closed after the same call
 
 	umu  sync.Mutex // guards uses and registered.marks

@@ -260,7 +260,7 @@ const (
 // record is the ledger's record for eager calls. A call with one registered and one bare buffer is an error on this rank alone.
 func (l *library) record(calls []Call) (desc [2]uint64, err error) {
 	desc = packRecord(calls)
-	n, last, mix := 0, uint64(0), uint64(fnvOffset)
+	n, last, mix, desc1 := 0, uint64(0), uint64(fnvOffset), uint64(0)
 	for i := range calls {
 		if calls[i].Op.p2p() {
 			break
@@ -274,17 +274,43 @@ func (l *library) record(calls []Call) (desc [2]uint64, err error) {
 		if all {
 			last |= recRegistered
 		}
+		place := uint64(0)
 		if l.inWindows(&calls[i]) {
 			last |= recWindow
+			place = l.windowPlace(&calls[i])
 		}
-		mix = fnv64(mix, last)
+		mix = fnv64(fnv64(mix, last), place)
+		desc1 = place << recPlaceShift
 	}
 	if n == 1 {
 		desc[0] |= last
+		desc[1] |= desc1
 	} else {
 		desc[1] = fnv64(desc[1], mix)
 	}
 	return desc, nil
+}
+
+// recPlaceShift is where the record of a call in windows has a hash of where its buffers lie in them; the count is below.
+const recPlaceShift = 48
+
+// windowPlace is a hash of the windows of a call's buffers and of their offsets, which must be equal on all members: the library takes the others' addresses from
+// its own.
+func (l *library) windowPlace(c *Call) uint64 {
+	send, recv := c.Send.Off, c.Recv.Off
+	if c.Send.Mem == c.Recv.Mem {
+		// In place the small buffer is this rank's part of the large one.
+		part := uint64(l.c.rank) * c.Count * uint64(c.Type.Size())
+		if c.Op == OpAllGather && send == recv+part {
+			send = recv
+		}
+		if c.Op == OpReduceScatter && recv == send+part {
+			recv = send
+		}
+	}
+	h := fnv64(fnv64(fnvOffset, l.windowOf(c.Send)), l.windowOf(c.Recv))
+	h = fnv64(fnv64(h, send), recv)
+	return h >> recPlaceShift
 }
 
 // inWindows reports whether the library runs a call in windows: as its captured calls, the eager ones on the same memory do. Called by the goroutine that makes

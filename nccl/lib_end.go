@@ -15,7 +15,7 @@ import (
 const (
 	finalizeWait = 2 * time.Second // for the library's good end
 	// destroyWait is for destroy and abort: each takes half a second, mostly.
-	destroyWait = 10 * time.Second
+	destroyWait = 5 * time.Second
 	insideWait  = 50 * time.Millisecond // for calls that come out of the library by themselves
 )
 
@@ -91,11 +91,16 @@ func (l *library) onThread(f func() error) error {
 	return <-done
 }
 
-// waitEnded waits until the abort is through.
+// waitEnded waits until the abort is through; once only where it does not come to an end, as in the fault "window-abort". What the library then still has
+// is not given back.
 func (l *library) waitEnded() {
+	if l.stuck.Load() {
+		return
+	}
 	select {
 	case <-l.aborted:
 	case <-time.After(destroyWait):
+		l.stuck.Store(true)
 	}
 }
 

@@ -164,7 +164,7 @@ func (c layoutCall) encodeForTest() []byte {
 	b := []byte{layoutVersion, 1, 0, byte(c.op), 0, 0, 0, 0, byte(len(c.buffers))}
 	for _, buf := range c.buffers {
 		b = append(b, buf.flags, byte(cuda.Shareable))
-		for _, w := range []uint64{buf.off, buf.len, buf.memory, buf.memLen} {
+		for _, w := range []uint64{buf.off, buf.len, buf.memory, buf.memLen, buf.window} {
 			for i := range 8 {
 				b = append(b, byte(w>>(8*i)))
 			}

@@ -579,9 +579,9 @@ func TestFaults(t *testing.T) {
 	for v, want := range map[Version][]string{
 		22105: {},
 		22304: {"p2p-then-collective"},
-		22803: {"p2p-then-collective", "graph-reclaim-interval"},
-		22809: {"p2p-then-collective", "revoke", "graph-reclaim-interval"},
-		22902: {"graph-reclaim-interval", "first-one-sided"},
+		22803: {"p2p-then-collective", "window-abort", "graph-reclaim-interval"},
+		22809: {"p2p-then-collective", "revoke", "window-abort", "graph-reclaim-interval"},
+		22902: {"window-abort", "graph-reclaim-interval", "first-one-sided"},
 		23007: {"graph-reclaim-interval"},
 	} {
 		if diff := cmp.Diff(ids(v), want); diff != "" {
