@@ -73,6 +73,28 @@ func get[T cuda.Element](ctx context.Context, s *cuda.Stream, from cuda.Slice[T]
 	return values, errors.Join(cuda.CopyToHost(values, from, s), s.Synchronize(ctx))
 }
 
+// fill and holds write and check a buffer's values.
+func (r *rank) fill(ctx context.Context, to cuda.Slice[float32], at func(i int) float32) error {
+	values := make([]float32, to.Len())
+	for i := range values {
+		values[i] = at(i)
+	}
+	return put(ctx, r.stream, to, values)
+}
+
+func (r *rank) holds(ctx context.Context, from cuda.Slice[float32], want func(i int) float32) error {
+	values, err := get(ctx, r.stream, from)
+	if err != nil {
+		return err
+	}
+	for i, got := range values {
+		if got != want(i) {
+			return fmt.Errorf("element %d is %v, want %v", i, got, want(i))
+		}
+	}
+	return nil
+}
+
 // another makes one more communicator of all ranks; close closes it.
 func (r *rank) another(ctx context.Context, name string) (*nccl.Comm, error) {
 	c, err := nccl.InitConfig(ctx, r.job, r.dev, &nccl.Config{Name: name})
@@ -115,11 +137,7 @@ func (r *rank) works(ctx context.Context, c *nccl.Comm) error {
 
 // reduces captures an all-reduce, replays it twice, checks its result and closes it. The sums are exact in float32.
 func (r *rank) reduces(ctx context.Context, c *nccl.Comm) error {
-	values := make([]float32, r.a.Len())
-	for i := range values {
-		values[i] = float32(i%10_000 + c.Rank())
-	}
-	if err := put(ctx, r.stream, r.a.All(), values); err != nil {
+	if err := r.fill(ctx, r.a.All(), func(i int) float32 { return float32(i%10_000 + c.Rank()) }); err != nil {
 		return err
 	}
 	g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
@@ -133,15 +151,9 @@ func (r *rank) reduces(ctx context.Context, c *nccl.Comm) error {
 			return err
 		}
 	}
-	sums, err := get(ctx, r.stream, r.b.All())
-	if err != nil {
-		return err
-	}
 	n := c.Size()
-	for i, got := range sums {
-		if want := float32(n*(i%10_000) + n*(n-1)/2); got != want {
-			return fmt.Errorf("element %d is %v, want %v", i, got, want)
-		}
+	if err := r.holds(ctx, r.b.All(), func(i int) float32 { return float32(n*(i%10_000) + n*(n-1)/2) }); err != nil {
+		return err
 	}
 	return g.Close()
 }

@@ -482,21 +482,12 @@ func TestRegisterInCapture(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		values := make([]float32, own.Len())
-		for i := range values {
-			values[i] = float32(i%100 + r.comm.Rank())
-		}
-		if err := errors.Join(put(ctx, r.stream, own.All(), values), g.Launch(r.stream)); err != nil {
+		me := r.comm.Rank()
+		if err := errors.Join(r.fill(ctx, own.All(), func(i int) float32 { return float32(i%100 + me) }), g.Launch(r.stream)); err != nil {
 			return err
 		}
-		sums, err := get(ctx, r.stream, own.All())
-		if err != nil {
+		if err := r.holds(ctx, own.All(), func(i int) float32 { return float32(2*(i%100) + 1) }); err != nil {
 			return err
-		}
-		for i, got := range sums {
-			if want := float32(2*(i%100) + 1); got != want {
-				return fmt.Errorf("element %d is %v, want %v", i, got, want)
-			}
 		}
 		return errors.Join(g.Close(), reg.Close(), r.comm.Drain(ctx), empty(r.comm), own.Free())
 	})
@@ -513,25 +504,6 @@ func TestTransferThenCollective(t *testing.T) {
 			}, r.comm)
 		}
 		sum := func(s *cuda.Stream) error { return nccl.AllReduce(r.comm, r.b.All(), r.a.All(), nccl.Sum, s) }
-		values := make([]float32, r.a.Len())
-		fill := func() error {
-			for i := range values {
-				values[i] = float32(i%1000 + 5*me)
-			}
-			return put(ctx, r.stream, r.a.All(), values)
-		}
-		check := func() error {
-			got, err := get(ctx, r.stream, r.a.All())
-			if err != nil {
-				return err
-			}
-			for i, x := range got {
-				if want := float32(2*(i%1000) + 5); x != want {
-					return fmt.Errorf("element %d is %v, want %v", i, x, want)
-				}
-			}
-			return nil
-		}
 		short, cancel := context.WithTimeout(ctx, 20*time.Second)
 		defer cancel()
 		both := func(s *cuda.Stream) error { return errors.Join(swap(s), sum(s)) }
@@ -545,7 +517,7 @@ func TestTransferThenCollective(t *testing.T) {
 				gs = append(gs, g)
 			}
 			for i := range 3 {
-				if err := fill(); err != nil {
+				if err := r.fill(ctx, r.a.All(), func(i int) float32 { return float32(i%1000 + 5*me) }); err != nil {
 					return err
 				}
 				for _, g := range gs {
@@ -556,7 +528,7 @@ func TestTransferThenCollective(t *testing.T) {
 				if err := r.stream.Synchronize(short); err != nil {
 					return err
 				}
-				if err := check(); err != nil {
+				if err := r.holds(ctx, r.a.All(), func(i int) float32 { return float32(2*(i%1000) + 5) }); err != nil {
 					return fmt.Errorf("%d graphs, replay %d: %w", len(gs), i, err)
 				}
 			}
@@ -663,21 +635,12 @@ func TestRegistrationUnderGraph(t *testing.T) {
 			return err
 		}
 		replay := func(g *graphs.Graph) error {
-			values := make([]float32, buf.Len())
-			for i := range values {
-				values[i] = float32(i%512 + r.comm.Rank())
-			}
-			if err := errors.Join(put(ctx, r.stream, buf.All(), values), g.Launch(r.stream)); err != nil {
+			me := r.comm.Rank()
+			if err := errors.Join(r.fill(ctx, buf.All(), func(i int) float32 { return float32(i%512 + me) }), g.Launch(r.stream)); err != nil {
 				return err
 			}
-			got, err := get(ctx, r.stream, buf.All())
-			if err != nil {
+			if err := r.holds(ctx, buf.All(), func(i int) float32 { return float32(2*(i%512) + 1) }); err != nil {
 				return err
-			}
-			for i, x := range got {
-				if want := float32(2*(i%512) + 1); x != want {
-					return fmt.Errorf("element %d is %v, want %v", i, x, want)
-				}
 			}
 			return r.job.Barrier(ctx)
 		}
@@ -740,23 +703,13 @@ func TestLibraryWindows(t *testing.T) {
 			}, append(o, graphs.Comms(c))...)
 		}
 		check := func(g *graphs.Graph, b *cuda.Buffer[float32], count int) error {
-			values := make([]float32, count)
-			for i := range values {
-				values[i] = float32(i%4096 + 3*me)
-			}
-			if err := errors.Join(put(ctx, r.stream, b.Slice(0, count), values), r.job.Barrier(ctx), g.Launch(r.stream)); err != nil {
+			if err := r.fill(ctx, b.Slice(0, count), func(i int) float32 { return float32(i%4096 + 3*me) }); err != nil {
 				return err
 			}
-			got, err := get(ctx, r.stream, r.b.Slice(0, count))
-			if err != nil {
+			if err := errors.Join(r.job.Barrier(ctx), g.Launch(r.stream)); err != nil {
 				return err
 			}
-			for i, x := range got {
-				if want := float32(2*(i%4096) + 3); x != want {
-					return fmt.Errorf("element %d is %v, want %v", i, x, want)
-				}
-			}
-			return nil
+			return r.holds(ctx, r.b.Slice(0, count), func(i int) float32 { return float32(2*(i%4096) + 3) })
 		}
 		var late []*graphs.Graph // rank 1 closes its graphs two rounds later
 		for i, count := range []int{2, 1000, 1 << 16, r.a.Len(), 2, 1000} {
