@@ -381,8 +381,12 @@ func (l *library) drain() {
 	err := l.drainLocked()
 	if err == nil {
 		l.rmu.Lock()
-		l.undone -= n
-		l.dead = l.dead[len(holds):]
+		if l.ended {
+			holds = nil // the end of the communicator came in between, and has given them back
+		} else {
+			l.undone -= n
+			l.dead = l.dead[len(holds):]
+		}
 		l.rmu.Unlock()
 	}
 	l.unlock()
