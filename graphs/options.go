@@ -17,10 +17,7 @@ func Comms(c ...*nccl.Comm) Option {
 }
 
 // Require demands that each call reaches mode or better (Plain < Graph, Local < Window); else every member's capture fails
-// with ErrMode and says why. Equal on all members. Send and Recv have no windows: a demand for Window is one for Graph there. On a GPU a demand
-// for Window makes windows of the buffers' whole allocations, which keep that memory until the next such demand finds that no member uses them, or the communicator's
-// Close; other calls on that memory then run in windows, too, at equal offsets on all members. Before NCCL 2.30.7 a member that dies in such a replay
-// may leave the others' devices busy (nccl.Explain).
+// with ErrMode and says why. Equal on all members. Send and Recv have no windows: a demand for Window is one for Graph there.
 //
 // On the host platform Window costs nothing and is what calls get where it can be. On a GPU a capture uses windows that the program has made
 // (Comm.Window), and makes them only on this demand: they stay with the communicator, and on NCCL 2.28 a replay with them that waits for a dead
