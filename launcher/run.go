@@ -348,6 +348,9 @@ func (r *runner) event(e agentEvent) {
 			a := &r.acct.Ranks[i]
 			if a.PID, a.Start = r.agent.started(i); a.PID != 0 {
 				r.nStarted++
+			} else {
+				// The others may wait for it, and must end too.
+				r.node.RankExited(i, ExitInternal, "was not started")
 			}
 		}
 		if r.hasStdin != nil {

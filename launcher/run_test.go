@@ -167,6 +167,26 @@ func TestNodeHearsOfExits(t *testing.T) {
 	}
 }
 
+// Ranks that were not started any more, since another had failed, are told, too: those that run may wait for them.
+func TestNodeHearsOfRanksNotStarted(t *testing.T) {
+	const np = 200
+	n := &fakeNode{}
+	p := planOf(t, Job{NP: np}, `exit 3`)
+	Run(t.Context(), p, Options{start: func(context.Context, node.Config) (control, error) { return n, nil }})
+	told := map[int]bool{}
+	for _, e := range n.exits {
+		var rank int
+		fmt.Sscanf(e, "%d:", &rank)
+		if told[rank] {
+			t.Errorf("rank %d was told twice", rank)
+		}
+		told[rank] = true
+	}
+	if len(told) != np || !slices.ContainsFunc(n.exits, func(e string) bool { return strings.HasSuffix(e, "was not started") }) {
+		t.Errorf("%d of %d ranks were told, the last %q", len(told), np, n.exits[len(n.exits)-1])
+	}
+}
+
 // A rank that the job had lost before it lost the one that failed first is left alone, to end by itself: its end is the
 // cause. It is not waited for longer than the kill grace.
 func TestSuspectIsLeftAlone(t *testing.T) {
