@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 			return 1
 		}
 		defer os.RemoveAll(dir)
-		build := exec.Command("go", "build", "-o", dir+"/", "../cmd/gorun", "./...")
+		build := exec.Command("go", "build", "-o", dir+"/", "../cmd/...", "./...")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "build: %v\n%s", err, out)
@@ -104,6 +104,68 @@ func TestReadmeProgram(t *testing.T) {
 			t.Errorf("output lacks %q:\n%s", want, out)
 		}
 	}
+}
+
+// TestReadmeCommands tries the command lines of README.md: gorun's as a dry run, the benchmark on small sizes, and wants each make
+// target to exist.
+func TestReadmeCommands(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllSubmatch(readme, -1) {
+		for line := range strings.Lines(string(block[1])) {
+			line, _, _ = strings.Cut(line, "#")
+			word := strings.Fields(line)
+			switch {
+			case len(word) < 2 || word[0] != "gorun" && word[0] != "make":
+				continue
+			case word[0] == "make":
+				if !bytes.Contains(makefile, []byte("\n"+word[1]+":")) {
+					t.Errorf("%s: the Makefile has no such target", line)
+				}
+				continue
+			case word[1] == "bench":
+				line = strings.Replace(line, "-e 64M", "-e 64", 1)
+			default:
+				word[0] = "--dry-run"
+				line = strings.Join(word, " ")
+			}
+			tried++
+			line = strings.NewReplacer("./prog", filepath.Join(bin, "barrier"), "python train.py", filepath.Join(bin, "barrier")).Replace(line)
+			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "gorun"), strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "gorun "))...)
+			cmd.Dir = ".."
+			cmd.Env = append(os.Environ(), "GORUN_DEVICE=host")
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("gorun %s: %v\n%s", line, err, out)
+			}
+		}
+	}
+	if tried < 5 {
+		t.Errorf("only %d command lines found", tried)
+	}
+}
+
+// TestReadmeJobFile checks the job file in README.md.
+func TestReadmeJobFile(t *testing.T) {
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile("(?s)```toml\n(.*?)```").FindSubmatch(readme)
+	if m == nil {
+		t.Fatal("README.md has no job file")
+	}
+	file := filepath.Join(t.TempDir(), "job.toml")
+	if err := os.WriteFile(file, m[1], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	mustGorun(t, "config", "validate", file)
 }
 
 var lossLine = regexp.MustCompile(`(?m)^epoch +(\d+).*\bloss +([0-9.eE+-]+)`)
