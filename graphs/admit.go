@@ -193,9 +193,10 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 		layouts[r] = other.layout
 	}
 	if w.mode == nccl.Window {
-		if w, err = a.windows(calls, layouts, w); err != nil {
+		if err := a.windows(calls, layouts, choices); err != nil {
 			return choice{}, err
 		}
+		w = weakest(choices)
 	}
 	if w.mode == nccl.Plain {
 		a.unregister()
@@ -213,15 +214,15 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 }
 
 // windows makes the windows of a call, with all members. Where the library has none the call is registered only, on all members alike.
-func (a *admission) windows(calls []nccl.Call, layouts [][]byte, w choice) (choice, error) {
+func (a *admission) windows(calls []nccl.Call, layouts [][]byte, choices []choice) error {
 	cp, m := a.cp, a.m
 	mode, release, err := m.c.PrepareWindow(cp.ctx, calls, layouts, cp.opts.require == nccl.Window)
 	cp.st.windows = append(cp.st.windows, release)
 	if err != nil {
-		return choice{}, a.error(err)
+		return a.error(err)
 	}
 	if mode == nccl.Window {
-		return w, nil
+		return nil
 	}
 	why := "the program made none of these buffers (Comm.Window), or the library uses none for such calls"
 	if ok, text := m.c.WindowSupport(); !ok {
@@ -229,9 +230,12 @@ func (a *admission) windows(calls []nccl.Call, layouts [][]byte, w choice) (choi
 	}
 	if !reaches(mode, cp.opts.require) {
 		m.settled = true
-		return choice{}, a.differ(&difference{fmt.Sprintf("mode %s is required, but there is no window: %s", cp.opts.require, why), ErrMode})
+		return a.differ(&difference{fmt.Sprintf("mode %s is required, but there is no window: %s", cp.opts.require, why), ErrMode})
 	}
-	return choice{mode, w.reason + "; no window: " + why}, nil
+	for i, c := range choices {
+		choices[i] = choice{mode, c.reason + "; no window: " + why}
+	}
+	return nil
 }
 
 // agree compares what all members brought and chooses the mode of each call. All members come to the same.

@@ -123,7 +123,8 @@ func TestLibraryMistakes(t *testing.T) {
 					return fmt.Errorf("%s: %w", m.name, err)
 				}
 				fmt.Println("\t", r.got)
-				if fresh = m.ruined; fresh {
+				// With windows the kernels of NCCL 2.28 do not see an abort: what the mistakes after it enqueue could not be ended.
+				if fresh = m.ruined || m.panes; fresh {
 					if err := r.close(); err != nil {
 						return fmt.Errorf("after %q: %w", m.name, err)
 					}
@@ -485,6 +486,10 @@ func TestRegisterInCapture(t *testing.T) {
 		}, graphs.Comms(r.comm))
 		if err != nil {
 			return err
+		}
+		if call := g.Calls()[0]; r.dev.Platform() != cuda.Host &&
+			(call.Mode != nccl.Graph || !strings.HasPrefix(call.Reason, "registered by the capture, at the same offsets on all ranks; no window: the program made none")) {
+			return fmt.Errorf("mode %v: %s", call.Mode, call.Reason)
 		}
 		me := r.comm.Rank()
 		if err := errors.Join(r.fill(ctx, own.All(), func(i int) float32 { return float32(i%100 + me) }), g.Launch(r.stream)); err != nil {

@@ -450,7 +450,11 @@ func (l *library) selfGroup(comm ncclsys.Comm, p ncclsys.DevicePtr, s ncclsys.St
 	return err
 }
 
+// closeDrain leaves everything where the abort has not ended: the driver would not come back either.
 func (l *library) closeDrain() {
+	if l.stuck.Load() {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.drainStream != nil {
