@@ -152,13 +152,11 @@ func (w *libWindow) close() error {
 		return nil // it ends with the communicator
 	}
 	defer l.leave()
-	b := l.c.dev.Bind()
-	defer b.Release()
-	if err := b.Err(); err != nil {
+	// As at its making: this thread may be capturing.
+	if err := l.onThread(func() error { return l.sys.CommWindowDeregister(l.main, w.h) }); err != nil {
 		return err
 	}
-	err := l.sys.CommWindowDeregister(l.main, w.h)
-	return l.finish(err, l.main)
+	return l.settle(context.Background(), l.main, l.c.timeout)
 }
 
 // pane is a window that captured calls have demanded. It stays until no member's graphs use it, which the members find when the next one is

@@ -25,6 +25,7 @@ static int (*launch_host_func)(stream_t, void (*)(void *), void *);
 static int (*is_capturing)(stream_t, int *);
 static int (*capture_info)(stream_t, int *, uint64_t *, void **, void **, size_t *);
 static int (*object_create)(void **, void *, void (*)(void *), unsigned, unsigned), (*graph_retain)(void *, void *, unsigned, unsigned);
+static int (*mem_alloc)(uint64_t *, size_t), (*mem_free)(uint64_t);
 static int (*get_current)(uintptr_t *), (*set_current)(uintptr_t);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -35,6 +36,8 @@ static void bind_driver(void) {
 	capture_info = (int (*)(stream_t, int *, uint64_t *, void **, void **, size_t *))dlsym(h, "cuStreamGetCaptureInfo_v2");
 	object_create = (int (*)(void **, void *, void (*)(void *), unsigned, unsigned))dlsym(h, "cuUserObjectCreate");
 	graph_retain = (int (*)(void *, void *, unsigned, unsigned))dlsym(h, "cuGraphRetainUserObject");
+	mem_alloc = (int (*)(uint64_t *, size_t))dlsym(h, "cuMemAlloc_v2");
+	mem_free = (int (*)(uint64_t))dlsym(h, "cuMemFree_v2");
 	get_current = (int (*)(uintptr_t *))dlsym(h, "cuCtxGetCurrent");
 	set_current = (int (*)(uintptr_t))dlsym(h, "cuCtxSetCurrent");
 }
@@ -166,12 +169,20 @@ API int ncclCommDeregister(struct comm *c, void *h) { (void)c; note("CommDeregis
 
 /* Windows: all ranks meet. */
 struct window { char *p; size_t n; };
+/* A window comes and goes with allocations: not on a thread that captures. */
+static int allocates(struct comm *c) {
+	uint64_t p;
+	set_current(c->ctx);
+	return mem_alloc(&p, 1) || mem_free(p);
+}
 API int ncclCommWindowRegister(struct comm *c, void *p, size_t n, struct window **w, int flags) {
 	note("CommWindowRegister bytes=%zu flags=%d", n, flags);
 	if (word("no-window"))
 		return 0;
 	if ((uintptr_t)p % 4096)
 		return fail(4, "Window address must be suitably aligned.");
+	if (allocates(c))
+		return fail(1, "operation not permitted when stream is capturing");
 	uint64_t phase = ++c->wphase;
 	__atomic_store_n(&c->s->wphase[c->rank], phase, __ATOMIC_SEQ_CST);
 	for (int r = 0; r < c->n; r++)
@@ -184,7 +195,11 @@ API int ncclCommWindowRegister(struct comm *c, void *p, size_t n, struct window 
 	**w = (struct window){p, n};
 	return 0;
 }
-API int ncclCommWindowDeregister(struct comm *c, struct window *w) { (void)c, (void)w; note("CommWindowDeregister"); return 0; }
+API int ncclCommWindowDeregister(struct comm *c, struct window *w) {
+	(void)w;
+	note("CommWindowDeregister");
+	return allocates(c) ? fail(1, "operation not permitted when stream is capturing") : 0;
+}
 struct team { int n, rank, stride; };
 API struct team ncclTeamLsa(struct comm *c) { return (struct team){c->n, c->rank, 1}; }
 #if VERSION >= 22902
