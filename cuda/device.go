@@ -174,10 +174,22 @@ func (d *Device) Bind() Bound {
 	return Bound{d: d}
 }
 
+// BindRelaxed is Bind for a thread that may be capturing: until the Release the driver lets it make calls that are forbidden to such a thread, as those with which
+// a communication library connects its ranks. What it enqueues in the capturing stream is captured as ever.
+func (d *Device) BindRelaxed() Bound {
+	b := d.Bind()
+	if b.err == nil {
+		b.mode, b.relaxed = d.plat.relax()
+	}
+	return b
+}
+
 // Bound is a thread with the device current on it.
 type Bound struct {
-	d   *Device
-	err error
+	d       *Device
+	err     error
+	relaxed bool
+	mode    int32 // the thread's, while relaxed
 }
 
 // Err is why the device is not current: it is closed, or lost.
@@ -185,9 +197,13 @@ func (b Bound) Err() error { return b.err }
 
 // Release ends it, on the same goroutine.
 func (b Bound) Release() {
-	if b.d != nil {
-		b.d.plat.unbind()
+	if b.d == nil {
+		return
 	}
+	if b.relaxed {
+		b.d.plat.restore(b.mode)
+	}
+	b.d.plat.unbind()
 }
 
 // Close releases the device. While streams, events, memory or graphs of it are open it is an error that names them, and the

@@ -230,6 +230,16 @@ func (g *driverDevice) bind() error {
 
 func (g *driverDevice) unbind() { runtime.UnlockOSThread() }
 
+func (g *driverDevice) relax() (int32, bool) {
+	if !g.captures.any() {
+		return 0, false
+	}
+	mode, err := g.drv.ExchangeCaptureMode(cusys.CaptureRelaxed)
+	return int32(mode), err == nil
+}
+
+func (g *driverDevice) restore(mode int32) { g.drv.ExchangeCaptureMode(cusys.CaptureMode(mode)) }
+
 // entered is a thread with the device current on it for calls of this package.
 type entered struct {
 	g     *driverDevice

@@ -155,6 +155,9 @@ func (d *hostDevice) loadKernel(string, kernelSource, reflect.Type) (platformKer
 func (d *hostDevice) bind() error { return nil }
 func (d *hostDevice) unbind()     {}
 
+func (d *hostDevice) relax() (int32, bool) { return 0, false }
+func (d *hostDevice) restore(int32)        {}
+
 func (d *hostDevice) info() Info {
 	_, total, _ := d.memoryInfo()
 	return Info{Platform: Host, Name: "host", Index: -1, Memory: total, Multiprocessors: d.cores}

@@ -23,6 +23,8 @@ type platform interface {
 	// bind makes the calling thread the goroutine's, and the device current on it; unbind lets it go.
 	bind() error
 	unbind()
+	relax() (mode int32, ok bool) // of the bound thread's capture mode
+	restore(mode int32)
 	info() Info
 	memoryInfo() (free, total uint64, err error)
 	// qualifies explains why n bytes at an address cannot be registered; nil where they can.

@@ -424,6 +424,9 @@ func (a *admission) transfer(o open, me, peer int, other transfer, keep map[*cud
 		} else {
 			c, d = choosePair(peer, bufs[0][0], me, o.info, a.cp.opts.require)
 		}
+		if d == nil && peer != me && o.info.Kind != bufs[0][0].Kind && a.m.c.RegistersByKind() {
+			d = loneKind(o, me, peer)
+		}
 		if d != nil {
 			return choice{}, a.differ(d)
 		}
@@ -436,6 +439,20 @@ func (a *admission) transfer(o open, me, peer int, other transfer, keep map[*cud
 	}
 	a.cp.st.addCall(a.m.c, o.call, a.place, c)
 	return c, nil
+}
+
+// loneKind is the error of both ends of a message of which only one is in memory that can be registered. The text is the same on both.
+func loneKind(o open, me, peer int) *difference {
+	from, to := me, peer
+	if o.call.Op == nccl.OpRecv {
+		from, to = peer, me
+	}
+	private, shareable := "the send", "the recv"
+	if (o.info.Kind == cuda.Shareable) == (o.call.Op == nccl.OpSend) {
+		private, shareable = shareable, private
+	}
+	return &difference{fmt.Sprintf("message from rank %d to rank %d: %s buffer is private memory, %s buffer can be registered: the library would register one end only and lose the message; use nccl.Alloc for both or for neither",
+		from, to, private, shareable), nccl.ErrMixed}
 }
 
 func mem(c nccl.Call) *cuda.Memory {

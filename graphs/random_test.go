@@ -311,9 +311,9 @@ func runBoth(ctx context.Context, r *rank, p program, seed uint64) error {
 		return err
 	}
 	for i := range m.bufs {
-		// One of the buffers is private, on all ranks: calls with it are staged.
+		// One of the buffers is private, on all ranks: calls with it are staged. On GPUs all of them: there both ends of a message have the same kind.
 		kind := cuda.Shareable
-		if seed%3 == 0 && i == 1 {
+		if seed%3 == 0 && (i == 1 || r.dev.Platform() != cuda.Host) {
 			kind = cuda.Private
 		}
 		if m.bufs[i], err = cuda.AllocBuffer[int32](r.dev, p.n, kind); err != nil {

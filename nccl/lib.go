@@ -26,7 +26,7 @@ type library struct {
 	c    *Comm
 	sys  *ncclsys.Library
 	main ncclsys.Comm
-	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". So registrations are made with both.
+	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". The user's registrations are with main.
 	p2p ncclsys.Comm
 
 	panes    []*pane                // windows that captured calls demanded; the goroutine that makes the calls has them
@@ -47,10 +47,10 @@ type library struct {
 	last atomic.Pointer[use]
 
 	rmu      sync.Mutex
-	handles  map[uint64][2]ncclsys.Registration // of the user's registrations, by memory id
-	freeing  []freeing                          // waits for mu
-	dead     []*cuda.Hold                       // memory that closed graphs had registered
-	undone   int                                // registrations of closed graphs that the library still has
+	handles  map[uint64]ncclsys.Registration // of the user's registrations, by memory id
+	freeing  []freeing                       // waits for mu
+	dead     []*cuda.Hold                    // memory that closed graphs had registered
+	undone   int                             // registrations of closed graphs that the library still has
 	draining bool
 	ended    bool // the communicators are gone: nothing is registered any more
 	closing  bool
@@ -105,9 +105,12 @@ func openLibrary(v *ncclsys.Vendor) (*ncclsys.Library, error) {
 
 // newLibrary opens the library and refuses settings that break programs. It calls nothing of the library but its version.
 func newLibrary(c *Comm) (*library, error) {
-	l := &library{c: c, aborted: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64][2]ncclsys.Registration{},
+	l := &library{c: c, aborted: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64]ncclsys.Registration{},
 		wake: make(chan struct{}, 1)}
 	v := vendorOf(c.dev.Platform())
+	if err := occupied.check(c); err != nil {
+		return l, err
+	}
 	sys, err := openLibrary(v)
 	if err != nil {
 		return l, err
@@ -249,6 +252,13 @@ func (l *library) before(r Replay, s *cuda.Stream) error {
 func (l *library) after(Replay, *cuda.Stream) error { return nil }
 
 func (l *library) prepare(context.Context, []Call, [][]byte) error { return nil }
+
+// RegistersByKind reports whether captured messages are registered by each end alone, by the kind of its memory, so that both ends must have the same kind.
+// For libraries.
+func (c *Comm) RegistersByKind() bool {
+	l, ok := c.be.(*library)
+	return ok && l.fault("message-registered-alone")
+}
 
 func (l *library) explains() bool { return false }
 func (l *library) mappings() int  { return 0 }

@@ -101,13 +101,12 @@ func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
 			l.used(calls[i].Stream, calls[i].Op, calls[i].Seq)
 		}
 	}
-	if len(calls) > 1 {
-		// A group belongs to a thread. For a single call the library chooses the device by itself.
-		b := l.c.dev.Bind()
-		defer b.Release()
-		if err := b.Err(); err != nil {
-			return err
-		}
+	// A group belongs to a thread, and the library makes the thread's device current again behind a call, which without one would be the first.
+	// Relaxed, for in a capture the first call connects the members on this thread.
+	b := l.c.dev.BindRelaxed()
+	defer b.Release()
+	if err := b.Err(); err != nil {
+		return err
 	}
 	if len(calls) == 1 || !calls[0].Op.p2p() && dependent(calls) {
 		for i := range calls {
@@ -155,12 +154,12 @@ func (l *library) group(calls []Call, comm ncclsys.Comm) error {
 	return err
 }
 
-// connectPatience is how long a call waits for members that do not come to connect. The library connects them in the first call that needs it, and does
-// nothing else meanwhile: a late member is no fault, one that is busy for longer than this is taken for one.
+// connectPatience is how long a call on a non-blocking communicator waits for members that do not come to connect. The library connects them in the first
+// call that needs it: a late member is no fault, one that is busy for longer than this is taken for one.
 const connectPatience = 10 * time.Minute
 
-// finish waits where the library goes on with a call by itself, as for a first connection. Meanwhile the members' ledgers are watched: a
-// contradiction, a death or a close ends it.
+// finish waits where the library goes on with a call by itself: its environment can make communicators non-blocking. As in a call that blocks, for a
+// first connection, the members' ledgers are watched meanwhile: a contradiction, a death or a close ends it.
 func (l *library) finish(err error, comm ncclsys.Comm) error {
 	if err == error(ncclsys.ErrInProgress) {
 		return l.settle(context.Background(), comm, connectPatience)

@@ -101,7 +101,52 @@ func (l *library) waitEnded() {
 	case <-l.aborted:
 	case <-time.After(destroyWait):
 		l.stuck.Store(true)
+		occupied.set(l.c)
+		go func() {
+			<-l.aborted
+			occupied.clear(l.c)
+		}()
 	}
+}
+
+// occupied are the devices on which a communicator does not end: what is enqueued there, and a new communicator, would wait for ever.
+var occupied occupations
+
+type occupations struct {
+	sync.Mutex
+	by map[*Comm]string // the device
+}
+
+func (o *occupations) set(c *Comm) {
+	o.Lock()
+	defer o.Unlock()
+	if o.by == nil {
+		o.by = map[*Comm]string{}
+	}
+	o.by[c] = deviceID(c)
+}
+
+func (o *occupations) clear(c *Comm) {
+	o.Lock()
+	defer o.Unlock()
+	delete(o.by, c)
+}
+
+func (o *occupations) check(c *Comm) error {
+	o.Lock()
+	defer o.Unlock()
+	id := deviceID(c)
+	for other, dev := range o.by {
+		if dev == id {
+			return causef(ErrAborted, "%s is still occupied by communicator %s, whose abort does not come to an end: it is free again when this process ends", id, other.name)
+		}
+	}
+	return nil
+}
+
+func deviceID(c *Comm) string {
+	i := c.dev.Info()
+	return fmt.Sprintf("%s (%s, %s)", i.Name, i.PCIBusID, i.UUID)
 }
 
 // release ends the communicator: in good order where all members have closed it together, else by an abort.
@@ -146,13 +191,20 @@ func (l *library) abortDone() {
 func (l *library) finalize() error {
 	comms := l.comms()
 	if err := l.sys.Need(ncclsys.NonBlocking); err == nil {
+		done := make(chan error, 1)
+		late := time.After(finalizeWait)
 		for _, comm := range comms {
-			err := l.onThread(func() error { return l.sys.CommFinalize(comm) })
-			if err == nil {
-				err = l.settle(context.Background(), comm, finalizeWait)
-			}
-			if err != nil {
-				return err
+			go func() { done <- l.onThread(func() error { return l.sys.CommFinalize(comm) }) }()
+			select {
+			case err := <-done:
+				if err == nil {
+					err = l.settle(context.Background(), comm, finalizeWait)
+				}
+				if err != nil {
+					return err
+				}
+			case <-late:
+				return nil // the thread stays in it: an abort of what is being finalized would make it worse
 			}
 		}
 	}
@@ -177,12 +229,13 @@ func (l *library) finalize() error {
 
 // freeing is a registration on its way back.
 type freeing struct {
-	handles [2]ncclsys.Registration
-	hold    *cuda.Hold
-	graph   bool
+	handle ncclsys.Registration
+	hold   *cuda.Hold
+	graph  bool
 }
 
-// register notes memory for the user's collectives. For a graph the library registers by itself, in the capture.
+// register notes memory for the user's collectives. For a graph the library registers by itself, in the capture. A communicator that is for point to point
+// only does not get it: there the library would use the registration of one end without the other's and lose the message, and eager messages are not compared.
 func (l *library) register(m *cuda.Memory, user bool) error {
 	if !user {
 		return nil
@@ -199,7 +252,7 @@ func (l *library) register(m *cuda.Memory, user bool) error {
 	}
 	l.mu.Lock()
 	defer l.unlock()
-	b := l.c.dev.Bind()
+	b := l.c.dev.BindRelaxed()
 	defer b.Release()
 	if err := b.Err(); err != nil {
 		return err
@@ -208,22 +261,15 @@ func (l *library) register(m *cuda.Memory, user bool) error {
 		return err
 	}
 	defer l.leave()
-	var handles [2]ncclsys.Registration
-	for i, comm := range l.comms() {
-		h, err := l.sys.CommRegister(comm, ncclsys.DevicePtr(m.Pointer()), m.Size())
-		if err = result(err); err == nil && h == 0 {
-			err = fmt.Errorf("%v was not registered: %s", m, l.whyNot())
-		}
-		if err != nil {
-			if i > 0 {
-				l.sys.CommDeregister(l.main, handles[0])
-			}
-			return err
-		}
-		handles[i] = h
+	h, err := l.sys.CommRegister(l.main, ncclsys.DevicePtr(m.Pointer()), m.Size())
+	if err = result(err); err == nil && h == 0 {
+		err = fmt.Errorf("%v was not registered: %s", m, l.whyNot())
+	}
+	if err != nil {
+		return err
 	}
 	l.rmu.Lock()
-	l.handles[m.ID()] = handles
+	l.handles[m.ID()] = h
 	l.rmu.Unlock()
 	return nil
 }
@@ -242,7 +288,7 @@ func (l *library) deregister(m *cuda.Memory, user bool, hold *cuda.Hold) (after 
 	defer l.rmu.Unlock()
 	f := freeing{hold: hold, graph: !user}
 	if user {
-		f.handles = l.handles[m.ID()]
+		f.handle = l.handles[m.ID()]
 		delete(l.handles, m.ID())
 	}
 	l.freeing = append(l.freeing, f)
@@ -294,8 +340,8 @@ func (l *library) flushLocked() (holds []*cuda.Hold, err error) {
 	l.rmu.Unlock()
 	var errs []error
 	for _, f := range list {
-		if f.handles != ([2]ncclsys.Registration{}) {
-			errs = append(errs, l.deregisterHandles(f.handles))
+		if f.handle != 0 {
+			errs = append(errs, l.deregisterHandle(f.handle))
 		}
 		if !keep && f.hold != nil {
 			holds = append(holds, f.hold)
@@ -307,8 +353,8 @@ func (l *library) flushLocked() (holds []*cuda.Hold, err error) {
 	return holds, errors.Join(errs...)
 }
 
-func (l *library) deregisterHandles(handles [2]ncclsys.Registration) error {
-	b := l.c.dev.Bind()
+func (l *library) deregisterHandle(h ncclsys.Registration) error {
+	b := l.c.dev.BindRelaxed()
 	defer b.Release()
 	if err := b.Err(); err != nil {
 		return err
@@ -317,11 +363,7 @@ func (l *library) deregisterHandles(handles [2]ncclsys.Registration) error {
 		return nil // the abort undoes it
 	}
 	defer l.leave()
-	var errs []error
-	for i, comm := range l.comms() {
-		errs = append(errs, result(l.sys.CommDeregister(comm, handles[i])))
-	}
-	return errors.Join(errs...)
+	return result(l.sys.CommDeregister(l.main, h))
 }
 
 // drainPause is how often a drain that has to wait for a capture looks again.

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -187,7 +186,7 @@ func (l *library) connect(ctx context.Context) error {
 		}
 	}
 	kinds := []string{"collectives"}
-	if l.fault("p2p-then-collective") {
+	if l.fault("p2p-then-collective") || l.fault("message-registered-alone") {
 		kinds = append(kinds, "point to point")
 	}
 	ids := make([][]ncclsys.UniqueID, len(kinds))
@@ -239,57 +238,81 @@ func (l *library) uniqueID(ctx context.Context, name string, root int) (id nccls
 	return id, errors.Join(err, l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id)))
 }
 
-// initRank makes one communicator. When ctx ends it is given up, and the error names those that are still in it.
+// initRank makes one communicator, a blocking one: for each call of a non-blocking one the library starts a thread (of 2.28, at half a millisecond). So it is
+// made on a thread of its own, which is left in it when ctx ends: an abort would free what that thread uses. The error names those that are still in it.
 func (l *library) initRank(ctx context.Context, ids []ncclsys.UniqueID) (ncclsys.Comm, error) {
 	n, rank := len(l.c.ranks), l.c.rank
-	if l.sys.Need(ncclsys.NonBlocking) != nil {
-		return l.initBlocking(ctx, ids[0])
+	var cfg *ncclsys.Config
+	if l.sys.Need(ncclsys.NonBlocking) == nil { // it has configurations
+		cfg = ncclsys.NewConfig()
+		cfg.Blocking, cfg.CommName = 1, l.c.name
 	}
-	cfg := ncclsys.NewConfig()
-	cfg.Blocking, cfg.CommName = 0, l.c.name
-	b := l.c.dev.Bind()
-	if err := b.Err(); err != nil {
-		return 0, err
+	type outcome struct {
+		comm ncclsys.Comm
+		err  error
 	}
-	var p *ncclsys.Pending[ncclsys.Comm]
-	var err error
-	if len(ids) > 1 {
-		p, err = l.sys.CommInitRankScalable(n, rank, ids, cfg)
-	} else {
-		p, err = l.sys.CommInitRank(n, ids[0], rank, cfg)
-	}
-	b.Release()
-	if err = result(err); err != nil {
-		return 0, err
-	}
-	defer p.Done()
-	for start := time.Now(); ; {
-		comm := p.Handle()
-		state := ncclsys.ErrInProgress
-		if comm != 0 {
-			if state, err = l.sys.CommAsyncError(comm); err != nil {
-				err = result(err)
-			} else if state == ncclsys.Success {
-				return comm, nil
+	done := make(chan outcome)
+	left := make(chan struct{}) // nobody waits any more
+	go func() {
+		var comm ncclsys.Comm
+		err := l.onThread(func() error {
+			var p *ncclsys.Pending[ncclsys.Comm]
+			var err error
+			if len(ids) > 1 {
+				p, err = l.sys.CommInitRankScalable(n, rank, ids, cfg)
 			} else {
-				err = result(l.sys.AsyncError(state))
+				p, err = l.sys.CommInitRank(n, ids[0], rank, cfg)
+			}
+			if err = l.finishInit(ctx, p, err); err == nil {
+				comm = p.Handle()
+			}
+			if p != nil {
+				p.Done()
+			}
+			return err
+		})
+		select {
+		case done <- outcome{comm, err}:
+		case <-left:
+			if err == nil {
+				l.abortOne(comm)
 			}
 		}
-		if err == nil && ctx.Err() != nil {
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		var err error
+		select {
+		case o := <-done:
+			return o.comm, o.err
+		case <-ctx.Done():
 			err = l.late(ctx)
-		}
-		if err == nil {
+		case <-tick.C:
 			err = l.gone()
 		}
-		if err == nil {
-			time.Sleep(min(time.Since(start)/16+10*time.Microsecond, time.Millisecond))
-			continue
+		if err != nil {
+			close(left)
+			return 0, err
 		}
-		if comm != 0 {
-			err = errors.Join(err, l.abortOne(comm))
-		}
-		return 0, err
 	}
+}
+
+// finishInit waits where the library was told by its environment to make a non-blocking communicator.
+func (l *library) finishInit(ctx context.Context, p *ncclsys.Pending[ncclsys.Comm], err error) error {
+	if err != error(ncclsys.ErrInProgress) {
+		return result(err)
+	}
+	for p.Handle() == 0 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if comm := p.Handle(); comm != 0 {
+		if err = l.settle(ctx, comm, connectPatience); err != nil {
+			err = errors.Join(err, result(l.sys.CommAbort(comm)))
+		}
+		return err
+	}
+	return context.Cause(ctx)
 }
 
 // late is the end of a wait for the library's init.
@@ -311,37 +334,4 @@ func (l *library) gone() error {
 		}
 	}
 	return nil
-}
-
-// initBlocking is for libraries without non-blocking communicators. What the library does cannot be given up: when ctx ends its thread stays in it.
-func (l *library) initBlocking(ctx context.Context, id ncclsys.UniqueID) (ncclsys.Comm, error) {
-	type outcome struct {
-		comm ncclsys.Comm
-		err  error
-	}
-	done := make(chan outcome, 1)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		b := l.c.dev.Bind()
-		defer b.Release()
-		if err := b.Err(); err != nil {
-			done <- outcome{0, err}
-			return
-		}
-		p, err := l.sys.CommInitRank(len(l.c.ranks), id, l.c.rank, nil)
-		if err != nil {
-			done <- outcome{0, result(err)}
-			return
-		}
-		comm := p.Handle()
-		p.Done()
-		done <- outcome{comm, nil}
-	}()
-	select {
-	case o := <-done:
-		return o.comm, o.err
-	case <-ctx.Done():
-		return 0, fmt.Errorf("%w; %s has no way to give its init up, a thread stays in it", l.late(ctx), l.sys.Vendor().Name)
-	}
 }

@@ -154,7 +154,8 @@ func TestLibraryRegistrationLog(t *testing.T) {
 	})
 }
 
-// One end of a message in memory that can be registered, the other in private memory: the library registers what it can on one side only.
+// One end of a message in memory that can be registered, the other in private memory: captured, the library would register the one end only, and lose the
+// message. Both ranks are told; eager, and between equal kinds, it arrives.
 func TestLibraryMixedTransfer(t *testing.T) {
 	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
 		return withDevice(ctx, job, nil, func(w *world) error {
@@ -169,34 +170,55 @@ func TestLibraryMixedTransfer(t *testing.T) {
 				return err
 			}
 			defer private.Free()
-			exchange := func(s *cuda.Stream) error {
+			message := func(send, recv cuda.Slice[int32], s *cuda.Stream) error {
 				if job.Rank() == 0 {
-					return nccl.Send(w.comm, private.All(), 1, s)
+					return nccl.Send(w.comm, send, 1, s)
 				}
-				return nccl.Recv(w.comm, shared.All(), 0, s)
+				return nccl.Recv(w.comm, recv, 0, s)
 			}
-			g, err := graphs.Capture(ctx, w.stream, exchange, graphs.Comms(w.comm))
-			if err != nil {
-				return err
-			}
-			for i := range int32(3) {
-				if err := errors.Join(cuda.Fill(private.All(), 7+i, w.stream), cuda.Fill(shared.All(), 1, w.stream), g.Launch(w.stream)); err != nil {
+			for _, private0 := range []bool{true, false} { // rank 0's end and rank 1's are in memory of different kinds
+				send, recv := shared.All(), private.All()
+				if private0 {
+					send, recv = recv, send
+				}
+				if err := errors.Join(cuda.Fill(send, 7, w.stream), cuda.Fill(recv, 1, w.stream)); err != nil {
+					return err
+				}
+				if job.Rank() == 0 {
+					err = cuda.Fill(send, 9, w.stream)
+				}
+				reg, regErr := w.comm.Register(shared.Memory()) // must not matter to an eager message
+				if err := errors.Join(err, regErr, message(send, recv, w.stream)); err != nil {
 					return err
 				}
 				got := make([]int32, n)
 				short, cancel := context.WithTimeout(ctx, 10*time.Second)
-				err := errors.Join(cuda.CopyToHost(got, shared.All(), w.stream), w.stream.Synchronize(short))
+				err := errors.Join(cuda.CopyToHost(got, recv, w.stream), w.stream.Synchronize(short))
 				cancel()
 				if err != nil {
+					return fmt.Errorf("eager: %w", err)
+				}
+				if err := reg.Close(); err != nil {
 					return err
 				}
 				for k, v := range got {
-					if job.Rank() == 1 && v != 7+i {
-						return fmt.Errorf("replay %d: element %d is %d, want %d", i, k, v, 7+i)
+					if job.Rank() == 1 && v != 9 {
+						return fmt.Errorf("eager: element %d is %d, want 9", k, v)
 					}
 				}
+				g, err := graphs.Capture(ctx, w.stream, func(s *cuda.Stream) error { return message(send, recv, s) }, graphs.Comms(w.comm))
+				if err == nil {
+					return errors.Join(errors.New("captured: no error"), g.Close())
+				}
+				want := []string{"message from rank 0 to rank 1", "the send buffer is private memory", "nccl.Alloc for both or for neither"}
+				if !private0 {
+					want[1] = "the recv buffer is private memory"
+				}
+				if err := wantErr(err, nccl.ErrMixed, want...); err != nil {
+					return err
+				}
 			}
-			return errors.Join(g.Close(), released(w))
+			return nil
 		})
 	}, nil)
 }

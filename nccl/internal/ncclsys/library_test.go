@@ -578,11 +578,11 @@ func TestFaults(t *testing.T) {
 	}
 	for v, want := range map[Version][]string{
 		22105: {},
-		22304: {"p2p-then-collective"},
-		22803: {"p2p-then-collective", "window-abort", "graph-reclaim-interval"},
-		22809: {"p2p-then-collective", "revoke", "window-abort", "graph-reclaim-interval"},
-		22902: {"window-abort", "graph-reclaim-interval", "first-one-sided"},
-		23007: {"graph-reclaim-interval"},
+		22304: {"p2p-then-collective", "message-registered-alone"},
+		22803: {"p2p-then-collective", "message-registered-alone", "window-abort", "graph-reclaim-interval"},
+		22809: {"p2p-then-collective", "message-registered-alone", "revoke", "window-abort", "graph-reclaim-interval"},
+		22902: {"message-registered-alone", "window-abort", "graph-reclaim-interval", "first-one-sided"},
+		23007: {"message-registered-alone", "graph-reclaim-interval"},
 	} {
 		if diff := cmp.Diff(ids(v), want); diff != "" {
 			t.Errorf("%v (-got +want):\n%s", v, diff)
