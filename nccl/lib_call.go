@@ -162,9 +162,14 @@ const connectPatience = 10 * time.Minute
 // first connection, the members' ledgers are watched meanwhile: a contradiction, a death or a close ends it.
 func (l *library) finish(err error, comm ncclsys.Comm) error {
 	if err == error(ncclsys.ErrInProgress) {
-		return l.settle(context.Background(), comm, connectPatience)
+		err = l.settle(context.Background(), comm, connectPatience)
+	} else {
+		err = result(err)
 	}
-	return result(err)
+	if f := l.c.failed.Load(); err != nil && f != nil {
+		return f.err // what the abort made of the call says nothing
+	}
+	return err
 }
 
 // call is one call of the library. It allocates nothing of its own.

@@ -138,7 +138,7 @@ func (o *occupations) check(c *Comm) error {
 	id := deviceID(c)
 	for other, dev := range o.by {
 		if dev == id {
-			return causef(ErrAborted, "%s is still occupied by communicator %s, whose abort does not come to an end: it is free again when this process ends", id, other.name)
+			return fmt.Errorf("%s is still occupied by communicator %s, whose abort does not come to an end: it is free again when this process ends", id, other.name)
 		}
 	}
 	return nil

@@ -334,6 +334,34 @@ func TestLibraryDeath(t *testing.T) {
 	}
 }
 
+// An abort that does not come to an end holds up neither Close nor the next Init, which says so on all ranks.
+func TestLibraryStuckAbort(t *testing.T) {
+	results := ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		dev, err := device(job)
+		if err != nil {
+			return err
+		}
+		c, err := nccl.Init(ctx, job, dev)
+		if err != nil {
+			return err
+		}
+		if job.Rank() == 0 {
+			c.Abort(errors.New("enough"))
+		} else {
+			c.Close()
+		}
+		if err := job.Barrier(ctx); err != nil {
+			return err
+		}
+		again, err := nccl.Init(ctx, job, dev)
+		if err == nil {
+			return errors.Join(errors.New("a second communicator: no error"), again.Close())
+		}
+		return errors.Join(wantErr(err, nil, "still occupied by communicator world"), job.Barrier(ctx))
+	}, append(fakeLibraries(t), "FAKE_NCCL=stuck")...)
+	allWell(t, results)
+}
+
 // What Init refuses, on all ranks alike.
 func TestLibraryInitRefuses(t *testing.T) {
 	all := func(parts ...string) func(*testing.T, []ranktest.Result) {

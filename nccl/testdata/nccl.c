@@ -162,6 +162,8 @@ API int ncclCommFinalize(struct comm *c) {
 API int ncclCommDestroy(struct comm *c) { note("CommDestroy"); wait_graphs(c); c->aborted = 1; return 0; } /* its memory stays: a stream may still look at it */
 API int ncclCommAbort(struct comm *c) {
 	note("CommAbort");
+	while (word("stuck"))
+		pause();
 	c->aborted = 1;
 	for (int i = 0; i < 2000 && c->uses; i++)
 		usleep(1000);
