@@ -3,13 +3,15 @@ package cuda
 import (
 	"context"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Waiting for a GPU is asking its driver again and again: a blocking call could not be ended when a collective's peer does not come.
-// A query costs 1.4 µs; small operations end within 100 µs. So the first waitSpin are spent asking, after that the goroutine
-// sleeps between two queries, for a sixteenth of what it has waited so far.
+// A query costs 1.4 µs; small operations end within 100 µs, a graph of them in less than one millisecond. So the first waitSpin are spent asking,
+// after that the goroutine sleeps between two queries, for a sixteenth of what it has waited so far.
 const (
-	waitSpin     = 200 * time.Microsecond
+	waitSpin     = time.Millisecond
 	shortestNap  = 20 * time.Microsecond
 	longestNap   = 500 * time.Microsecond
 	napFraction  = 16
@@ -44,10 +46,16 @@ func (w *driverWait) nap() time.Duration {
 	return min(max(time.Since(w.start)/napFraction, shortestNap), longestNap)
 }
 
+// doze sleeps. Where nothing else runs time.Sleep takes a millisecond at least, the kernel 50 µs more than it is told.
+func doze(d time.Duration) {
+	t := unix.NsecToTimespec(d.Nanoseconds())
+	unix.Nanosleep(&t, nil) // a signal may end it early, which does no harm
+}
+
 // pause spins or sleeps.
 func (w *driverWait) pause() {
 	if !w.spin() {
-		time.Sleep(w.nap())
+		doze(w.nap())
 	}
 }
 
@@ -92,7 +100,7 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 			continue
 		}
 		in.leave()
-		time.Sleep(w.nap())
+		doze(w.nap())
 		if in, err = g.enter(true); err != nil {
 			return err
 		}
