@@ -93,7 +93,8 @@ func (g *Group) Ranks() []int {
 	return all
 }
 
-// Barrier waits for all members.
+// Barrier waits for all members. One that gives up (its context ended) gets a *WaitError and counts as having come: the others
+// pass, so that the group stays usable.
 func (g *Group) Barrier(ctx context.Context) error {
 	_, err := g.gather(ctx, "barrier", &store.Request{Barrier: true})
 	return err

@@ -38,7 +38,7 @@ var Vars = []Var{
 	{"ROLE_WORLD_SIZE", ByGorun, "PyTorch: as GORUN_SIZE"},
 	{"ROLE_NAME", ByGorun, "PyTorch: always \"default\""},
 	{"MASTER_ADDR", ByGorun, "PyTorch: address of rank 0's host, for its meeting point"},
-	{"MASTER_PORT", ByGorun, "PyTorch: port of the meeting point"},
+	{"MASTER_PORT", ByGorun, "PyTorch: port of the meeting point, kept for rank 0, which binds it with SO_REUSEADDR (as PyTorch, gRPC and Go do)"},
 	{"LOCAL_SIZE", ByGorun, "DeepSpeed: as GORUN_LOCAL_SIZE"},
 	{"CROSS_RANK", ByGorun, "DeepSpeed: as GORUN_NODE"},
 	{"CROSS_SIZE", ByGorun, "DeepSpeed: as GORUN_NODES"},
@@ -47,6 +47,13 @@ var Vars = []Var{
 	{"JAX_COORDINATOR_ADDRESS", ByGorun, "JAX: MASTER_ADDR:MASTER_PORT"},
 
 	{"GORUN_DEVICE", ByUser, "device of the rank: host, an index or a UUID; gorun sets it where it places ranks on devices"},
+	{"GORUN_CUDA_LIB", ByUser, "file of NVIDIA's driver library, instead of libcuda.so.1 where it is found"},
+	{"GORUN_NCCL_LIB", ByUser, "file of NVIDIA's NCCL, instead of libnccl.so.2 where it is found"},
+	{"GORUN_MUSA_LIB", ByUser, "file of Moore Threads' driver library"},
+	{"GORUN_MCCL_LIB", ByUser, "file of Moore Threads' MCCL"},
+	{"GORUN_HIP_LIB", ByUser, "file of AMD's HIP library"},
+	{"GORUN_RCCL_LIB", ByUser, "file of AMD's RCCL"},
+	{"GORUN_NVRTC_LIB", ByUser, "file of NVIDIA's run-time compiler (GORUN_MTRTC_LIB, GORUN_HIPRTC_LIB: the others')"},
 }
 
 // Pattern names variables of one launcher: exactly Name, or all that begin with it if it ends in "*".

@@ -33,6 +33,9 @@ func launch(args []string, io stdio) int {
 		return fail(io, err)
 	}
 	if job.Program == "" {
+		if len(args) > 0 {
+			return fail(io, usagef("no program is given; it comes after the flags: gorun -np 4 PROGRAM"))
+		}
 		fmt.Fprint(io.err, shortHelp)
 		return launcher.ExitUsage
 	}
@@ -146,7 +149,7 @@ func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error)
 	}
 	job = launcher.Merge(job, env, of)
 	if file != "" && job.Program == "" {
-		return job, usagef("%s: names no program; set program in [job], or give one on the command line", file)
+		return job, usagef("%s: names no program; set program in [job], or give it with gorun -f %s PROGRAM", file, file)
 	}
 	return job, nil
 }
