@@ -347,7 +347,23 @@ func (cp *capture) meet(ctx context.Context, m *membership, msg *message, what s
 			return nil, fmt.Errorf("rank %d: %w", r, err)
 		}
 	}
+	if cp.err == nil {
+		suspect(m.c, msgs)
+	}
 	return msgs, nil
+}
+
+// suspect tells gorun whose failure ends this rank's capture: that of the member which compareEnds names.
+func suspect(c *nccl.Comm, msgs []*message) {
+	for r, m := range msgs {
+		if m.kind < kindEnd || m.fate == fateOK {
+			continue
+		}
+		if r != c.Rank() && m.fate != fateCancelled {
+			c.Job().Suspect(c.JobRank(r))
+		}
+		return
+	}
 }
 
 // differ notes a disagreement that all members have seen.

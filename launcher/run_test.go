@@ -131,6 +131,7 @@ type fakeNode struct {
 	exits  []string
 	joined map[int][2]bool
 	ended  []int
+	said   []node.Suspicion
 	closed bool
 }
 
@@ -140,6 +141,7 @@ func (n *fakeNode) RankExited(rank, code int, cause string) {
 }
 func (n *fakeNode) Joined(rank int) (bool, bool) { j := n.joined[rank]; return j[0], j[1] }
 func (n *fakeNode) Ended() []int                 { return n.ended }
+func (n *fakeNode) Suspicions() []node.Suspicion { return n.said }
 func (n *fakeNode) Close() error                 { n.closed = true; return nil }
 
 func TestNodeHearsOfExits(t *testing.T) {
@@ -198,7 +200,7 @@ func TestSuspectIsLeftAlone(t *testing.T) {
 		cause  int
 		sub    string
 	}{
-		{"fails", 0, `case $GORUN_RANK in 0) exit 1;; 1) trap 'echo term >&2; exit 3' TERM; until grep -q '^State:.Z' /proc/$(cat pid0)/status; do sleep 0.01; done; exit 7;; 2) sleep 1000;; esac`,
+		{"fails", 0, `case $GORUN_RANK in 0) exit 1;; 1) trap 'echo term >&2; exit 3' TERM; until grep -q '^State:.Z' /proc/$(cat pid0)/status; do sleep 0.01; done; sleep 0.4; exit 7;; 2) sleep 1000;; esac`,
 			7, 1, "then: rank 0 exited with code 1; rank 2 ended by gorun (SIGTERM)"},
 		{"goes on", 100 * time.Millisecond, `case $GORUN_RANK in 0) exit 1;; *) exec sleep 1000;; esac`, 1, 0, " ended by gorun (SIG"},
 		{"no grace", NoGrace, `case $GORUN_RANK in 0) exit 1;; *) sleep 1000;; esac`, 1, 0, "then: ranks 1,2 ended by gorun (SIGKILL)"},
