@@ -212,6 +212,9 @@ func (j *Job) opError(ctx context.Context, op string, err error) error {
 	return opError(ctx, op, e)
 }
 
+// maxSuspects bounds what a rank says: the first reasons count, and when a large job ends all see all others leave.
+const maxSuspects = 8
+
 // Suspect tells gorun that this rank fails because of what another one did: closed what both share, say. If that one ends badly, too,
 // it is named as the cause of the job's failure, even where this one has ended first. A hint: nothing is waited for, and it does nothing without gorun.
 // What the operations of the job return because of a rank's end is told already.
@@ -220,7 +223,7 @@ func (j *Job) Suspect(rank int) {
 		return
 	}
 	j.mu.Lock()
-	known := j.suspected[rank] || j.closed
+	known := j.suspected[rank] || j.closed || len(j.suspected) == maxSuspects
 	if !known {
 		if j.suspected == nil {
 			j.suspected = map[int]bool{}

@@ -221,7 +221,7 @@ func (n *Node) Ended() []int {
 // Suspicion is what a rank says of another: it fails because of that one.
 type Suspicion struct{ By, Rank int }
 
-// Suspicions lists what ranks have said (bootstrap.Job.Suspect), each once, in the order in which host 0 heard of it; elsewhere it is empty.
+// Suspicions lists what ranks have said (bootstrap.Job.Suspect), in the order in which host 0 heard of it; elsewhere it is empty.
 // What a rank said is there when RankExited for it has returned.
 func (n *Node) Suspicions() []Suspicion {
 	n.mu.Lock()
@@ -237,9 +237,7 @@ func (n *Node) suspect(by, rank int) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if s := (Suspicion{by, rank}); !slices.Contains(n.suspicion, s) {
-		n.suspicion = append(n.suspicion, s)
-	}
+	n.suspicion = append(n.suspicion, Suspicion{by, rank})
 }
 
 // Close ends the node; ranks that are still connected see their control connection end. Other hosts take a host that closes

@@ -56,14 +56,8 @@ func TestCauseIsNamed(t *testing.T) {
 					t.Errorf("exit code %d, want 2 and rank 1 named; stderr %s", got, j.err.String())
 				}
 				// Its own words; the others' begin with where they failed.
-				own := "\nno shard for rank 1\n"
-				if how == "panic" {
-					own = "\npanic: no shard for rank 1"
-				}
-				if how == "in-capture" {
-					own = ": no shard for rank 1\n"
-				}
-				if !strings.Contains("\n"+j.err.String(), own) {
+				own := map[string]string{"panic": `panic: `, "in-capture": `capture at \S+: `}[how] + "no shard for rank 1"
+				if !regexp.MustCompile(`(?m)^` + own).MatchString(j.err.String()) {
 					t.Errorf("stderr %q, want %q in it", j.err.String(), own)
 				}
 				j.gone()

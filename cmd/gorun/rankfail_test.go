@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
@@ -16,7 +18,7 @@ import (
 
 // failTogether is README's program: it captures an all-reduce, all that it opens is closed in defers. Rank 1 fails as how
 // says: "panic" or "error" before the capture, "in-capture" in its function, "aborts" with an Abort before; "usage" is an error that all ranks see and
-// rank 0 tells.
+// rank 0 tells, when rank 1 is gone.
 func failTogether(how string) {
 	log.SetFlags(0)
 	err := capturing(how)
@@ -40,10 +42,23 @@ func capturing(how string) error {
 	}
 	defer job.Close()
 	if how == "usage" {
+		mark := filepath.Join(os.Getenv("RANKDIR"), "pid1")
+		if job.Rank() == 1 {
+			if err := os.WriteFile(mark, []byte(strconv.Itoa(os.Getpid())), 0o600); err != nil {
+				return err
+			}
+		}
 		if err := job.Barrier(ctx); err != nil {
 			return err
 		}
 		if job.Rank() == 0 {
+			text, err := os.ReadFile(mark)
+			if err != nil {
+				return err
+			}
+			pid, err := strconv.Atoi(string(text))
+			for ; err == nil && alive(pid); time.Sleep(time.Millisecond) {
+			}
 			fmt.Fprintln(os.Stderr, "invalid size 64Q")
 		}
 		os.Exit(2)
