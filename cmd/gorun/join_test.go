@@ -45,7 +45,7 @@ func TestFailureAfterGoodbye(t *testing.T) {
 // The rank that fails first is the cause, with its own words and code, although its defers have closed the communicator before it could say
 // anything, and the others, which that ended, are gone first.
 func TestCauseIsNamed(t *testing.T) {
-	for _, how := range []string{"panic", "error", "in-capture", "aborts"} {
+	for _, how := range []string{"panic", "error", "in-capture", "in-messages", "aborts"} {
 		t.Run(how, func(t *testing.T) {
 			for range 10 {
 				j := newJob(t, "-np", "4", "rank", "fail", how)
@@ -56,7 +56,7 @@ func TestCauseIsNamed(t *testing.T) {
 					t.Errorf("exit code %d, want 2 and rank 1 named; stderr %s", got, j.err.String())
 				}
 				// Its own words; the others' begin with where they failed.
-				own := map[string]string{"panic": `panic: `, "in-capture": `capture at \S+: `}[how] + "no shard for rank 1"
+				own := map[string]string{"panic": `panic: `, "in-capture": `capture at \S+: `, "in-messages": `capture at \S+: `}[how] + "no shard for rank 1"
 				if !regexp.MustCompile(`(?m)^` + own).MatchString(j.err.String()) {
 					t.Errorf("stderr %q, want %q in it", j.err.String(), own)
 				}

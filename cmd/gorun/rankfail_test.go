@@ -17,7 +17,7 @@ import (
 )
 
 // failTogether is README's program: it captures an all-reduce, all that it opens is closed in defers. Rank 1 fails as how
-// says: "panic" or "error" before the capture, "in-capture" in its function, "aborts" with an Abort before; "usage" is an error that all ranks see and
+// says: "panic" or "error" before the capture, "in-capture" in its function, "in-messages" where the others have messages in theirs, "aborts" with an Abort before; "usage" is an error that all ranks see and
 // rank 0 tells, when rank 1 is gone.
 func failTogether(how string) {
 	log.SetFlags(0)
@@ -98,6 +98,15 @@ func capturing(how string) error {
 	g, err := graphs.Capture(ctx, stream, func(s *cuda.Stream) error {
 		if culprit && how == "in-capture" {
 			return errShard
+		}
+		if how == "in-messages" {
+			if culprit {
+				return errShard
+			}
+			next, prev := (job.Rank()+1)%job.Size(), (job.Rank()+job.Size()-1)%job.Size()
+			return nccl.Group(func() error {
+				return errors.Join(nccl.Send(comm, grad.All().Slice(0, 8), next, s), nccl.Recv(comm, grad.All().Slice(8, 16), prev, s))
+			}, comm)
 		}
 		return nccl.AllReduce(comm, grad.All(), grad.All(), nccl.Avg, s)
 	}, graphs.Comms(comm))
