@@ -35,6 +35,7 @@ type Job struct {
 	openings  map[string]uint32 // how often a name was opened
 	watches   map[int]func()
 	nextWatch int
+	suspected map[int]bool // ranks that Suspect has told of
 }
 
 // control is the way to the job's store and to the other ranks of the host.
@@ -51,6 +52,8 @@ type control interface {
 	fetch(ctx context.Context, rank int, key string) (Handle, error)
 	ledger(ctx context.Context, rank int) (*Ledger, error)
 	inProcess() bool
+	// suspect tells the launcher's node that this rank fails because of that one. It does not block.
+	suspect(rank int)
 	// die ends the membership as a death, for tests.
 	die(cause string)
 	// close says goodbye.
@@ -203,7 +206,34 @@ func (j *Job) opError(ctx context.Context, op string, err error) error {
 	if j.isClosed() && (e.Kind == store.Lost || e.Kind == store.Ended && e.End.Rank == j.rank) {
 		return fmt.Errorf("%s: %w", op, ErrClosed)
 	}
+	if e.Kind == store.Ended {
+		j.Suspect(e.End.Rank)
+	}
 	return opError(ctx, op, e)
+}
+
+// maxSuspects bounds what a rank says: the first reasons count, and when a large job ends all see all others leave.
+const maxSuspects = 8
+
+// Suspect tells gorun that this rank fails because of what another one did: closed what both share, say. If that one ends badly, too,
+// it is named as the cause of the job's failure, even where this one has ended first. A hint: nothing is waited for, and it does nothing without gorun.
+// What the operations of the job return because of a rank's end is told already.
+func (j *Job) Suspect(rank int) {
+	if rank < 0 || rank >= j.size || rank == j.rank {
+		return
+	}
+	j.mu.Lock()
+	known := j.suspected[rank] || j.closed || len(j.suspected) == maxSuspects
+	if !known {
+		if j.suspected == nil {
+			j.suspected = map[int]bool{}
+		}
+		j.suspected[rank] = true
+	}
+	j.mu.Unlock()
+	if !known {
+		j.ctl.suspect(rank)
+	}
 }
 
 func (j *Job) isClosed() bool {

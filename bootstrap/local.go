@@ -154,6 +154,8 @@ func (l *local) ledger(_ context.Context, rank int) (*Ledger, error) {
 
 func (l *local) inProcess() bool { return true }
 
+func (l *local) suspect(int) {} // nobody to tell
+
 func (l *local) close() error {
 	l.end(func() { l.store.Leave(l.rank, "") })
 	return nil

@@ -455,6 +455,12 @@ func (r *remote) ledger(ctx context.Context, rank int) (*Ledger, error) {
 
 func (r *remote) inProcess() bool { return false }
 
+func (r *remote) suspect(rank int) {
+	var e wire.Encoder
+	e.Int(rank)
+	r.conn.Send(wire.Message{Type: wire.Suspect, Payload: e.B}) // a hint: an error here is the reader's to see
+}
+
 // die breaks the connection, as the end of the process would.
 func (r *remote) die(string) { r.end(nil) }
 

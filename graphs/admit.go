@@ -56,6 +56,9 @@ func (cp *capture) meetFailed(m *membership, err error, what string) error {
 		b.WriteString("the ranks wait for each other")
 		for _, w := range cycle.Waits {
 			fmt.Fprintf(&b, "; rank %d is in %s", w.Rank, w.What)
+			if cp.err == nil && endedBadly(w.What, m.c.Name()) {
+				m.c.Job().Suspect(w.Rank)
+			}
 		}
 		cp.fail(fateFailed, &MismatchError{Where: where, Text: b.String(), Err: nccl.ErrMismatch})
 		return cp.err

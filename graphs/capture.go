@@ -263,10 +263,22 @@ func (cp *capture) bail() {
 func (cp *capture) parting(m *membership) (msg *message, what string) {
 	what = cp.where(m)
 	if cp.err != nil {
-		what += ": " + cut(cp.reason())
+		what += failedBy + cut(cp.reason())
 	}
 	return &message{kind: kindEnd, calls: m.calls, require: cp.opts.require, place: cp.place, text: cp.reason(), fate: cp.fate,
 		ordinal: cp.ordinal, hash: m.hash}, what
+}
+
+// A wait of where's form with both of these is that of a member whose function has failed.
+const (
+	itsEnd   = ", its end "
+	failedBy = ": "
+)
+
+// endedBadly reports whether what is how a member with a failure calls its wait at the end of its function.
+func endedBadly(what, comm string) bool {
+	_, at, ok := strings.Cut(what, itsEnd)
+	return ok && strings.Contains(at, " on communicator "+comm+failedBy)
 }
 
 func (cp *capture) end(m *membership) {
@@ -347,7 +359,23 @@ func (cp *capture) meet(ctx context.Context, m *membership, msg *message, what s
 			return nil, fmt.Errorf("rank %d: %w", r, err)
 		}
 	}
+	if cp.err == nil {
+		suspect(m.c, msgs)
+	}
 	return msgs, nil
+}
+
+// suspect tells gorun whose failure ends this rank's capture: that of the member which compareEnds names.
+func suspect(c *nccl.Comm, msgs []*message) {
+	for r, m := range msgs {
+		if m.kind < kindEnd || m.fate == fateOK {
+			continue
+		}
+		if r != c.Rank() && m.fate != fateCancelled {
+			c.Job().Suspect(c.JobRank(r))
+		}
+		return
+	}
 }
 
 // differ notes a disagreement that all members have seen.
@@ -358,11 +386,11 @@ func (cp *capture) differ(m *membership, d *difference) {
 
 // where says how far the capture is: "capture at train.go:41, call 3 on communicator world".
 func (cp *capture) where(m *membership) string {
-	at := fmt.Sprintf("call %d", m.calls)
+	at := fmt.Sprintf(", call %d", m.calls)
 	if cp.over {
-		at = "its end " + after(m.calls)
+		at = itsEnd + after(m.calls)
 	}
-	return fmt.Sprintf("%v, %s on communicator %s", cp, at, m.c.Name())
+	return fmt.Sprintf("%v%s on communicator %s", cp, at, m.c.Name())
 }
 
 // callerPlace is the file and line of the program's call into this package or package nccl.

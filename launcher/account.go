@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
 )
 
 // Exit codes of gorun. A failed rank's own code, or 128+n for the signal n that ended it, stands beside them.
@@ -77,6 +79,8 @@ type Account struct {
 	Cut      bool          `json:"output_cut"`  // gorun was ended before all output had been read from it
 	Ranks    []RankAccount `json:"ranks"`
 
+	suspicions []node.Suspicion // what ranks said of others, in order
+
 	midLine bool // stderr stands in the middle of a line
 }
 
@@ -128,6 +132,38 @@ func (r *RankAccount) before(o *RankAccount) bool {
 	return r.order < o.order
 }
 
+// failedItself reports whether the rank ended badly, and not because gorun had asked it to.
+func (r *RankAccount) failedItself() bool { return r.done && !r.status.ok() && r.Stopped == "" }
+
+// origin is the failed rank behind the failure that was heard of first, by what the ranks say of each other.
+func (a *Account) origin(first *RankAccount) *RankAccount {
+	blamed := func(by int) *RankAccount { // by one rank; -1: by any
+		for _, s := range a.suspicions {
+			if (by < 0 || s.By == by) && a.Ranks[s.Rank].failedItself() {
+				return &a.Ranks[s.Rank]
+			}
+		}
+		return nil
+	}
+	concerned := false
+	for _, s := range a.suspicions {
+		concerned = concerned || s.By == first.Rank || s.Rank == first.Rank
+	}
+	if !concerned {
+		// It may have heard of the others' failure without a word of whose it was.
+		if r := blamed(-1); r != nil {
+			first = r
+		}
+	}
+	// Who is blamed may blame another in turn.
+	seen := map[*RankAccount]bool{}
+	for r := first; r != nil && !seen[r]; r = blamed(r.Rank) {
+		seen[r] = true
+		first = r
+	}
+	return first
+}
+
 // settle finds the first failure and the exit code. interrupt is the signal behind ReasonSignal, startErr
 // the code for ReasonCannotRun.
 func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
@@ -136,7 +172,7 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	code := 0
 	for i := range a.Ranks {
 		r := &a.Ranks[i]
-		if !r.done || r.status.ok() || r.Stopped != "" {
+		if !r.failedItself() {
 			continue
 		}
 		if first == nil || r.before(first) {
@@ -144,6 +180,9 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 		}
 	}
 	if first != nil && a.Reason == ReasonFailed {
+		if r := a.origin(first); r != first {
+			first, code = r, r.status.code()
+		}
 		// A rank that ended before, with code 0 but without goodbye, is what the first failure saw.
 		for i := range a.Ranks {
 			if r := &a.Ranks[i]; r.lostSilently() && r.before(first) {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
 )
 
 // ended makes the account of a rank.
@@ -54,6 +56,35 @@ func TestSettle(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			a := &Account{Reason: c.reason, Ranks: c.ranks}
 			a.settle(c.interrupt, c.cannot)
+			if a.Code != c.code || a.Cause != c.cause {
+				t.Errorf("got code %d, cause %d, want %d, %d", a.Code, a.Cause, c.code, c.cause)
+			}
+		})
+	}
+}
+
+// The ranks' own words about each other come before the order of their ends.
+func TestOrigin(t *testing.T) {
+	ok, one, two := exitStatus{}, exitStatus{Code: 1}, exitStatus{Code: 2}
+	for _, c := range []struct {
+		name  string
+		ranks []RankAccount
+		said  []node.Suspicion
+		code  int
+		cause int
+	}{
+		{"blamed by the first", []RankAccount{ended(0, 1, one, ""), ended(1, 2, two, ""), ended(2, 3, one, "")}, []node.Suspicion{{By: 0, Rank: 1}}, 2, 1},
+		{"blamed by another", []RankAccount{ended(0, 1, one, ""), ended(1, 2, two, ""), ended(2, 3, one, "")}, []node.Suspicion{{By: 2, Rank: 1}}, 2, 1},
+		{"in turn", []RankAccount{ended(0, 1, one, ""), ended(1, 2, one, ""), ended(2, 3, two, "")}, []node.Suspicion{{By: 0, Rank: 1}, {By: 1, Rank: 2}}, 2, 2},
+		{"each other", []RankAccount{ended(0, 1, one, ""), ended(1, 2, two, "")}, []node.Suspicion{{By: 0, Rank: 1}, {By: 1, Rank: 0}}, 2, 1},
+		{"the first is blamed", []RankAccount{ended(0, 1, two, ""), ended(1, 2, one, ""), ended(2, 3, one, "")}, []node.Suspicion{{By: 2, Rank: 1}, {By: 1, Rank: 0}}, 2, 0},
+		{"ended well", []RankAccount{ended(0, 1, one, ""), ended(1, 2, ok, "")}, []node.Suspicion{{By: 0, Rank: 1}}, 1, 0},
+		{"ended by gorun", []RankAccount{ended(0, 1, one, ""), ended(1, 2, exitStatus{Signal: syscall.SIGTERM}, "SIGTERM")}, []node.Suspicion{{By: 0, Rank: 1}}, 1, 0},
+		{"the second reason", []RankAccount{ended(0, 1, one, ""), ended(1, 2, ok, ""), ended(2, 3, two, "")}, []node.Suspicion{{By: 0, Rank: 1}, {By: 0, Rank: 2}}, 2, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := &Account{Reason: ReasonFailed, Ranks: c.ranks, suspicions: c.said}
+			a.settle(0, 0)
 			if a.Code != c.code || a.Cause != c.cause {
 				t.Errorf("got code %d, cause %d, want %d, %d", a.Code, a.Cause, c.code, c.cause)
 			}

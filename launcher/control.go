@@ -14,6 +14,7 @@ type control interface {
 	RankExited(rank, code int, cause string)
 	Joined(rank int) (joined, left bool)
 	Ended() []int
+	Suspicions() []node.Suspicion
 	Close() error
 }
 

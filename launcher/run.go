@@ -27,6 +27,9 @@ const (
 	patience = time.Second
 	// unkillable is how long after SIGKILL a rank may take to end: then it hangs in the kernel, and is given up.
 	unkillable = 10 * time.Second
+	// lastWords is how long ranks that fail by the same cause as the first one get to say so and to end by themselves, before SIGTERM:
+	// long enough for a program's defers on a busy machine, too short to be noticed. It does not count as kill grace.
+	lastWords = 150 * time.Millisecond
 	// lastRites is how long a rank that had left the job, or lost its connection, before the first failure was seen may take
 	// to end by itself: what it ends with may be the cause. It is longer than a driver takes to let go of a GPU.
 	lastRites = 2 * time.Second
@@ -78,6 +81,7 @@ type runner struct {
 	nEnded    int
 	lastSig   syscall.Signal
 	pressed   time.Time        // when SIGINT came first
+	failed    int              // the rank whose failure ends the job; -1: none
 	suspects  map[int]bool     // ranks that are left alone for lastRites: they may be the cause of a failure
 	spared    <-chan time.Time // when that is over
 }
@@ -86,7 +90,7 @@ type runner struct {
 // interrupts the job as SIGTERM does. Nothing of the job is left then, on any path.
 func Run(ctx context.Context, p *Plan, o Options) *Account {
 	plan := *p // the build sets the program's path, which is good for this run only
-	r := &runner{plan: &plan, o: o, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone}}
+	r := &runner{plan: &plan, o: o, failed: -1, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone}}
 	if r.o.Stdout == nil {
 		r.o.Stdout = io.Discard
 	}
@@ -293,6 +297,9 @@ func (r *runner) run(ctx context.Context) {
 			}
 			r.end(ReasonTimeout, syscall.SIGTERM, syscall.SIGKILL)
 		case <-r.next:
+			if r.lastSig == 0 { // lastWords are over
+				r.suspect()
+			}
 			r.escalate()
 		case <-r.spared:
 			suspects := r.suspects
@@ -311,12 +318,9 @@ func (r *runner) run(ctx context.Context) {
 func (r *runner) progress() string {
 	switch r.acct.Reason {
 	case ReasonFailed:
-		for i := range r.acct.Ranks {
-			if a := &r.acct.Ranks[i]; a.order > 0 && !a.status.ok() {
-				return fmt.Sprintf("rank %d %v", a.Rank, a.status)
-			}
-		}
-		return "a rank failed"
+		r.acct.suspicions = r.node.Suspicions()
+		a := r.acct.origin(&r.acct.Ranks[r.failed])
+		return fmt.Sprintf("rank %d %v", a.Rank, a.status)
 	case ReasonSignal:
 		return "interrupted by " + signalName(r.interrupt)
 	case ReasonTimeout:
@@ -395,21 +399,25 @@ func (r *runner) exited(e agentEvent) {
 	r.node.RankExited(e.rank, e.status.code(), e.status.cause())
 	if !e.status.ok() && !r.ending {
 		a.Stopped = ""
-		r.suspect(e.rank)
+		r.failed = e.rank
 		r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
 	}
 }
 
-// suspect spares the ranks that the job lost before it lost the one that has failed, and that have not ended yet: what
-// we see may be what followed from the end of one of them.
-func (r *runner) suspect(failed int) {
-	if r.plan.KillGrace == 0 {
-		return
-	}
+// suspect spares the ranks that the job lost before it lost the one that has failed, and those that others blame for their failure, as
+// far as they have not ended yet: what we see may be what followed from the end of one of them.
+func (r *runner) suspect() {
+	var maybe []int
 	for _, rank := range r.node.Ended() {
-		if rank == failed {
+		if rank == r.failed {
 			break
 		}
+		maybe = append(maybe, rank)
+	}
+	for _, s := range r.node.Suspicions() {
+		maybe = append(maybe, s.Rank)
+	}
+	for _, rank := range maybe {
 		if pid, _ := r.agent.started(rank); pid != 0 && !r.acct.Ranks[rank].done {
 			if r.suspects == nil {
 				r.suspects = map[int]bool{}
@@ -431,7 +439,11 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 	r.acct.Reason = why
 	r.agent.stopForks()
 	r.sequence = signals
-	r.escalate()
+	if r.failed >= 0 && r.plan.KillGrace > 0 {
+		r.next = time.After(lastWords)
+	} else {
+		r.escalate()
+	}
 	if r.plan.KillGrace > patience && r.lastSig != syscall.SIGKILL {
 		r.remind = time.After(patience)
 	}
@@ -476,6 +488,11 @@ func (r *runner) signal(sig syscall.Signal) {
 			}
 			return
 		}
+		if r.lastSig == 0 { // a rank has failed, and the wait for lastWords is over now
+			r.pressed = time.Now()
+			r.escalate()
+			return
+		}
 		if sig == syscall.SIGINT && r.lastSig != syscall.SIGKILL && time.Since(r.pressed) > samePress {
 			r.sequence = []syscall.Signal{syscall.SIGKILL}
 			r.escalate()
@@ -497,6 +514,7 @@ func (r *runner) wind() {
 	for k, rank := range r.node.Ended() {
 		a.Ranks[rank].heard = k + 1
 	}
+	a.suspicions = r.node.Suspicions()
 	a.LeftOver = r.agent.reap()
 	if a.LeftOver > 0 {
 		r.verbose("killed %d processes that ranks had left behind", a.LeftOver)

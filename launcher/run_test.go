@@ -131,6 +131,7 @@ type fakeNode struct {
 	exits  []string
 	joined map[int][2]bool
 	ended  []int
+	said   []node.Suspicion
 	closed bool
 }
 
@@ -140,6 +141,7 @@ func (n *fakeNode) RankExited(rank, code int, cause string) {
 }
 func (n *fakeNode) Joined(rank int) (bool, bool) { j := n.joined[rank]; return j[0], j[1] }
 func (n *fakeNode) Ended() []int                 { return n.ended }
+func (n *fakeNode) Suspicions() []node.Suspicion { return n.said }
 func (n *fakeNode) Close() error                 { n.closed = true; return nil }
 
 func TestNodeHearsOfExits(t *testing.T) {
@@ -198,7 +200,7 @@ func TestSuspectIsLeftAlone(t *testing.T) {
 		cause  int
 		sub    string
 	}{
-		{"fails", 0, `case $GORUN_RANK in 0) exit 1;; 1) trap 'echo term >&2; exit 3' TERM; until grep -q '^State:.Z' /proc/$(cat pid0)/status; do sleep 0.01; done; exit 7;; 2) sleep 1000;; esac`,
+		{"fails", 0, `case $GORUN_RANK in 0) exit 1;; 1) trap 'echo term >&2; exit 3' TERM; until grep -q '^State:.Z' /proc/$(cat pid0)/status; do sleep 0.01; done; sleep 0.4; exit 7;; 2) sleep 1000;; esac`,
 			7, 1, "then: rank 0 exited with code 1; rank 2 ended by gorun (SIGTERM)"},
 		{"goes on", 100 * time.Millisecond, `case $GORUN_RANK in 0) exit 1;; *) exec sleep 1000;; esac`, 1, 0, " ended by gorun (SIG"},
 		{"no grace", NoGrace, `case $GORUN_RANK in 0) exit 1;; *) sleep 1000;; esac`, 1, 0, "then: ranks 1,2 ended by gorun (SIGKILL)"},
@@ -212,6 +214,37 @@ func TestSuspectIsLeftAlone(t *testing.T) {
 			}
 			nothingLeft(t, acct.Job)
 		})
+	}
+}
+
+// A rank that others blame is left alone, too, although the job has not lost it.
+func TestBlamedIsLeftAlone(t *testing.T) {
+	n := &fakeNode{said: []node.Suspicion{{By: 0, Rank: 1}}}
+	p := planOf(t, Job{NP: 3}, `case $GORUN_RANK in 0) sleep 0.2; exit 1;; 1) trap 'exit 3' TERM; sleep 0.8; exit 7;; 2) exec sleep 1000;; esac`)
+	acct := Run(t.Context(), p, Options{start: func(context.Context, node.Config) (control, error) { return n, nil }})
+	if want := "then: rank 0 exited with code 1; rank 2 ended by gorun (SIGTERM)\n"; acct.Code != 7 || acct.Cause != 1 || !strings.Contains(acct.Summary(), want) {
+		t.Errorf("code %d, cause %d, %q; want 7, 1, %q", acct.Code, acct.Cause, acct.Summary(), want)
+	}
+	nothingLeft(t, acct.Job)
+}
+
+// A signal to gorun ends the wait for last words, and nobody is left alone any more: rank 1 would take for ever.
+func TestSignalEndsLastWords(t *testing.T) {
+	n := &fakeNode{said: []node.Suspicion{{By: 0, Rank: 1}}}
+	signals := make(chan os.Signal, 1)
+	r := &runner{plan: &Plan{KillGrace: time.Hour}, o: Options{Signals: signals}, acct: &Account{Ranks: make([]RankAccount, 2)}, node: n, failed: 0,
+		agent: &agent{}}
+	r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
+	if r.lastSig != 0 || r.next == nil {
+		t.Fatalf("sent %v at once, want a wait", r.lastSig)
+	}
+	r.signal(syscall.SIGINT)
+	if r.lastSig != syscall.SIGTERM || r.suspects != nil {
+		t.Errorf("sent %v, spared %v; want SIGTERM to all", r.lastSig, r.suspects)
+	}
+	r.signal(syscall.SIGINT) // the same key press
+	if r.lastSig != syscall.SIGTERM {
+		t.Errorf("sent %v after the second SIGINT of one key press", r.lastSig)
 	}
 }
 

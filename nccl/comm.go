@@ -330,6 +330,8 @@ func (c *Comm) fail(err error, tell, wait bool) error {
 	if !c.failed.CompareAndSwap(nil, f) {
 		return c.failed.Load().err
 	}
+	// Before anything that lets this rank's program go on, and end.
+	c.job.Suspect(originOf(err))
 	if c.cancel != nil {
 		c.cancel(err)
 	}

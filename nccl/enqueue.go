@@ -276,7 +276,7 @@ func (c *Comm) contradiction(own bootstrap.Record, r int) error {
 
 func (c *Comm) closedBefore(own bootstrap.Record, r int) error {
 	if n, closed := c.be.peerClosed(r); closed && n < own.Seq {
-		return &cause{kind: ErrClosed, text: fmt.Sprintf("rank %d closed communicator %s after call #%d; this is #%d: %s",
+		return &cause{kind: ErrClosed, by: c.ranks[r] + 1, text: fmt.Sprintf("rank %d closed communicator %s after call #%d; this is #%d: %s",
 			r, c.name, n, own.Seq, recordText(own))}
 	}
 	return nil

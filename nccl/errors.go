@@ -48,6 +48,7 @@ type cause struct {
 	kind error
 	text string // the whole message
 	err  error
+	by   int // 1 + job rank of the member that it comes from; 0: of none, or of the one that err names
 }
 
 func (c *cause) Error() string { return c.text }
@@ -87,7 +88,18 @@ func codeOf(err error) uint32 {
 	return codeAborted
 }
 
-// told makes the error of a failure that another member has told. jobRank is the rank that ended, for codeRank.
+// originOf is the job rank that a failure comes from: the member that ended, closed or aborted; -1 where it is no single one's.
+func originOf(err error) int {
+	if c, ok := errors.AsType[*cause](err); ok && c.by > 0 {
+		return c.by - 1
+	}
+	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
+		return re.Rank
+	}
+	return -1
+}
+
+// told makes the error of a failure that another member has told. jobRank is the rank that it comes from, for a mismatch the one that told it.
 func told(code uint32, jobRank int, text string, rankErr *bootstrap.RankError) error {
 	switch code {
 	case codeMismatch:
@@ -95,12 +107,12 @@ func told(code uint32, jobRank int, text string, rankErr *bootstrap.RankError) e
 	case codeMixed:
 		return &cause{kind: ErrMixed, text: text}
 	case codeClosed:
-		return &cause{kind: ErrClosed, text: text}
+		return &cause{kind: ErrClosed, text: text, by: jobRank + 1}
 	case codeRank:
 		if rankErr == nil {
 			rankErr = &bootstrap.RankError{Rank: jobRank, Cause: "another member of the communicator saw its end"}
 		}
 		return &cause{kind: ErrRank, text: text, err: rankErr}
 	}
-	return &cause{kind: ErrAborted, text: text}
+	return &cause{kind: ErrAborted, text: text, by: jobRank + 1}
 }

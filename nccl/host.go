@@ -297,11 +297,7 @@ func (h *host) tell(err error) error {
 	if h.gone || h.seg.b == nil {
 		return err
 	}
-	rank := h.c.ranks[h.rank]
-	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
-		rank = re.Rank
-	}
-	if !h.seg.tell(codeOf(err), rank, err.Error()) {
+	if !h.seg.tell(codeOf(err), h.c.jobRankOf(err), err.Error()) {
 		// Another member was first; its text is there in a moment, if it is not yet.
 		for range 1000 {
 			if h.seg.isTold() {

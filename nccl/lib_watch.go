@@ -3,7 +3,6 @@ package nccl
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -413,10 +412,10 @@ func (l *library) peerClosed(r int) (uint64, bool) {
 	return 0, false
 }
 
-// jobRankOf is the rank that a failure is about: the one that has ended, else this one.
+// jobRankOf is the rank that a failure is about: the one that has ended or closed, else this one.
 func (c *Comm) jobRankOf(err error) int {
-	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
-		return re.Rank
+	if r := originOf(err); r >= 0 {
+		return r
 	}
 	return c.ranks[c.rank]
 }

@@ -12,6 +12,7 @@ import (
 // Whatever another member sends, the node lives on.
 func FuzzMemberMessages(f *testing.F) {
 	f.Add(false, linkMessage(msgData, 1, 1, 1, [][]byte{encode(opJoined, func(e *wire.Encoder) { e.Int(1); e.String("h") })}))
+	f.Add(false, linkMessage(msgData, 1, 1, 1, [][]byte{encode(opSuspect, func(e *wire.Encoder) { e.Int(1); e.Int(0) })}))
 	f.Add(false, linkMessage(msgData, 1, 1, 1, [][]byte{encode(opStart, func(e *wire.Encoder) {
 		e.Int(1)
 		e.Uint(7)

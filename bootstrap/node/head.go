@@ -11,14 +11,15 @@ import (
 
 // What a link carries between host 0 and another.
 const (
-	opStart  = iota + 1 // to host 0: a request of a rank
-	opCancel            // to host 0
-	opJoined            // to host 0: of ranks
-	opLeft              // to host 0
-	opDied              // to host 0
-	opGone              // to host 0
-	opReply             // from host 0: the answer to a request
-	opEvents            // from host 0
+	opStart   = iota + 1 // to host 0: a request of a rank
+	opCancel             // to host 0
+	opJoined             // to host 0: of ranks
+	opLeft               // to host 0
+	opDied               // to host 0
+	opGone               // to host 0
+	opSuspect            // to host 0
+	opReply              // from host 0: the answer to a request
+	opEvents             // from host 0
 )
 
 const (
@@ -124,6 +125,15 @@ func (n *Node) carryOut(from int, b []byte) error {
 		case opGone:
 			n.store.Gone(rank, host)
 		}
+	case opSuspect:
+		suspect := d.Int()
+		if err := d.End(); err != nil {
+			return err
+		}
+		if suspect < 0 || suspect >= len(n.cfg.NodeOf) {
+			return fmt.Errorf("rank %d suspects rank %d of %d", rank, suspect, len(n.cfg.NodeOf))
+		}
+		n.suspect(rank, suspect)
 	case opDied:
 		host, cause := d.String(), d.String()
 		if err := d.End(); err != nil {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/gorun-dev/gorun/bootstrap/internal/server"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
+	"github.com/gorun-dev/gorun/bootstrap/internal/wire"
 )
 
 // Config describes a node.
@@ -63,6 +64,7 @@ type Node struct {
 	waiting   map[call]func(store.Reply)
 	lost      *store.Error // host 0 is gone
 	doubted   map[int]bool // hosts that gossip holds for dead
+	suspicion []Suspicion  // on host 0
 }
 
 // call is a request that is with host 0.
@@ -108,7 +110,7 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 	var err error
 	n.server, err = server.Start(server.Config{
 		Name: n.control, Job: c.Job, Node: c.Node, NodeOf: n.cfg.NodeOf, Host: c.Host,
-		State: state{n}, Logf: n.cfg.Logf, Joined: lazily,
+		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect,
 	})
 	if err != nil {
 		n.stop()
@@ -214,6 +216,28 @@ func (n *Node) Ended() []int {
 		}
 	}
 	return ranks
+}
+
+// Suspicion is what a rank says of another: it fails because of that one.
+type Suspicion struct{ By, Rank int }
+
+// Suspicions lists what ranks have said (bootstrap.Job.Suspect), in the order in which host 0 heard of it; elsewhere it is empty.
+// What a rank said is there when RankExited for it has returned.
+func (n *Node) Suspicions() []Suspicion {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.suspicion)
+}
+
+// suspect notes what a rank of this host says.
+func (n *Node) suspect(by, rank int) {
+	if n.cfg.Node != 0 {
+		n.tellHead(opSuspect, func(e *wire.Encoder) { e.Int(by); e.Int(rank) })
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.suspicion = append(n.suspicion, Suspicion{by, rank})
 }
 
 // Close ends the node; ranks that are still connected see their control connection end. Other hosts take a host that closes

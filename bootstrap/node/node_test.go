@@ -51,6 +51,56 @@ func exercise(c *cluster) {
 	}))
 }
 
+// What ranks say of others comes to host 0, each rank's words once and before its end.
+func TestSuspicions(t *testing.T) {
+	c := newCluster(t, true, 3, 2)
+	c.startAll()
+	c.ready()
+	c.joinAll()
+	want := map[Suspicion]bool{}
+	for _, j := range c.jobs {
+		for _, rank := range []int{-1, j.Rank(), 4, 4, 1, j.Size()} {
+			j.Suspect(rank)
+			if rank >= 0 && rank < j.Size() && rank != j.Rank() {
+				want[Suspicion{j.Rank(), rank}] = true
+			}
+		}
+	}
+	until(t, "host 0 has heard of all", func() bool { return len(c.nodes[0].Suspicions()) >= len(want) })
+	first := map[int]int{}
+	for _, s := range c.nodes[0].Suspicions() {
+		if !want[s] {
+			t.Errorf("rank %d suspects rank %d: twice, or never said", s.By, s.Rank)
+		}
+		delete(want, s)
+		if _, ok := first[s.By]; !ok {
+			first[s.By] = s.Rank
+		}
+	}
+	for by, rank := range first {
+		if rank != 4 && by != 4 {
+			t.Errorf("rank %d suspects rank %d first, want 4", by, rank)
+		}
+	}
+	if got := c.nodes[1].Suspicions(); len(got) > 0 {
+		t.Errorf("host 1 keeps %v", got)
+	}
+
+	// Of a failed operation it need not be said; it is there when the end of the rank is told.
+	c.nodes[2].RankExited(5, 3, "exited with code 3")
+	before := len(c.nodes[0].Suspicions())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if err := c.jobs[0].Barrier(ctx); err == nil {
+		t.Error("a barrier without rank 5")
+	}
+	c.jobs[0].Close()
+	c.nodes[0].RankExited(0, 1, "exited with code 1")
+	if got := c.nodes[0].Suspicions(); len(got) != before+1 || got[before] != (Suspicion{0, 5}) {
+		t.Errorf("got %v after %d, want that rank 0 suspects rank 5", got[before:], before)
+	}
+}
+
 func Test64OnMock(t *testing.T) {
 	c := newCluster(t, true, 64, 1)
 	c.startAll()

@@ -94,7 +94,7 @@ func exitCodesHelp() string {
 	for _, c := range exitCodes {
 		fmt.Fprintf(&b, "  %-6s %s\n", c.code, c.text)
 	}
-	b.WriteString("\nWhen a rank fails, the others are asked to end (SIGTERM) and killed after --kill-grace.\n")
+	b.WriteString("\nWhen a rank fails, the others get 0.15 s to end by themselves; then they are asked to end (SIGTERM) and killed after --kill-grace.\n")
 	return b.String()
 }
 

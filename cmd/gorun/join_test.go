@@ -42,6 +42,48 @@ func TestFailureAfterGoodbye(t *testing.T) {
 	}
 }
 
+// The rank that fails first is the cause, with its own words and code, although its defers have closed the communicator before it could say
+// anything, and the others, which that ended, are gone first.
+func TestCauseIsNamed(t *testing.T) {
+	for _, how := range []string{"panic", "error", "in-capture", "in-messages", "aborts"} {
+		t.Run(how, func(t *testing.T) {
+			runs := 10
+			if how == "in-messages" {
+				runs = 3 // that the ranks wait in a circle takes seconds to come out
+			}
+			for range runs {
+				j := newJob(t, "-np", "4", "rank", "fail", how)
+				j.cmd.Env = append(j.cmd.Env, "GORUN_DEVICE=host")
+				got := j.run()
+				cause := regexp.MustCompile(`(?m)^gorun: rank 1 \(host \S+, pid \d+\) exited with code 2 after `)
+				if got != 2 || !cause.MatchString(j.err.String()) {
+					t.Errorf("exit code %d, want 2 and rank 1 named; stderr %s", got, j.err.String())
+				}
+				// Its own words; the others' begin with where they failed.
+				own := map[string]string{"panic": `panic: `, "in-capture": `capture at \S+: `, "in-messages": `capture at \S+: `}[how] + "no shard for rank 1"
+				if !regexp.MustCompile(`(?m)^` + own).MatchString(j.err.String()) {
+					t.Errorf("stderr %q, want %q in it", j.err.String(), own)
+				}
+				j.gone()
+				if t.Failed() {
+					break
+				}
+			}
+		})
+	}
+}
+
+// What one rank says of an error that all of them see is heard, whichever ends first.
+func TestOneRankSpeaksForAll(t *testing.T) {
+	for range 10 {
+		j := newJob(t, "-np", "4", "rank", "fail", "usage")
+		if got := j.run(); got != 2 || !strings.Contains(j.err.String(), "invalid size 64Q\n") {
+			t.Fatalf("exit code %d, want 2 and the words of rank 0; stderr %q", got, j.err.String())
+		}
+		j.gone()
+	}
+}
+
 // A rank that exits with code 0 without goodbye is a death to the others, and the account says so.
 func TestRankEndsSilently(t *testing.T) {
 	j := newJob(t, "-np", "3", "rank", "join", "silently")

@@ -138,6 +138,8 @@ func rankMain() {
 		listenOnMasterPort()
 	case "join":
 		joinJob(args[1:])
+	case "fail":
+		failTogether(args[1])
 	default:
 		fmt.Fprintln(os.Stderr, "rank: unknown verb", args[0])
 		os.Exit(99)

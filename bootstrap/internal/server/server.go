@@ -49,6 +49,9 @@ type Config struct {
 	Logf   func(format string, args ...any)
 	Joined func() // called when the first rank has joined; may be nil
 
+	// Suspect is called when a rank says that it fails because of another one, before its end is reported; may be nil.
+	Suspect func(by, rank int)
+
 	DeathHold time.Duration // 0: deathHold
 }
 
@@ -363,6 +366,17 @@ func (s *Server) handle(c *conn, m wire.Message) error {
 			sendReply(f.from, f.id, reply, m.File)
 		}
 		s.mu.Unlock()
+	case wire.Suspect:
+		suspect := d.Int()
+		if err := d.End(); err != nil {
+			return err
+		}
+		if suspect < 0 || suspect >= len(s.NodeOf) {
+			return &wire.Error{Reason: fmt.Sprintf("suspects rank %d of %d", suspect, len(s.NodeOf))}
+		}
+		if s.Suspect != nil {
+			s.Suspect(r.number, suspect)
+		}
 	case wire.Goodbye:
 		if err := d.End(); err != nil {
 			return err

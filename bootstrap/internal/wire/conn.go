@@ -18,7 +18,7 @@ import (
 )
 
 // Version of the protocol; both sides are built from one source, a difference is a stale binary.
-const Version = 1
+const Version = 2
 
 // MaxPayload is how much of a message one packet carries; longer messages take several.
 const MaxPayload = 64 << 10
@@ -47,7 +47,8 @@ const (
 	Fetch                       // node: ask for what this rank exports
 	FetchCancel                 // node: nobody wants fetch ID any more
 	Fetched                     // rank: the answer to fetch ID, maybe with a descriptor
-	lastType    = Fetched
+	Suspect                     // rank: it fails because of the rank that it names; no answer
+	lastType    = Suspect
 )
 
 // Message is what is said at once. ID ties answers to questions.
