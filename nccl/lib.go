@@ -46,15 +46,16 @@ type library struct {
 	uses map[*cuda.Stream]*use
 	last atomic.Pointer[use]
 
-	rmu      sync.Mutex
-	handles  map[uint64]ncclsys.Registration // of the user's registrations, by memory id
-	freeing  []freeing                       // waits for mu
-	dead     []*cuda.Hold                    // memory that closed graphs had registered
-	undone   int                             // registrations of closed graphs that the library still has
-	draining bool
-	ended    bool // the communicators are gone: nothing is registered any more
-	closing  bool
-	waiting  atomic.Int32 // len(freeing)
+	rmu         sync.Mutex
+	handles     map[uint64]ncclsys.Registration // of the user's registrations, by memory id
+	freeing     []freeing                       // waits for mu
+	dead        []*cuda.Hold                    // memory that closed graphs had registered
+	undone      int                             // registrations of closed graphs that the library still has
+	draining    bool                            // a drain is under way, on a goroutine of tellers
+	undrainable bool                            // the communicators are about to go: no drain begins
+	ended       bool                            // the communicators are gone: nothing is registered any more
+	closing     bool
+	waiting     atomic.Int32 // len(freeing)
 
 	// Where members are on other hosts, whose ledgers cannot be read.
 	closings *bootstrap.Group // meets once, at Close; nil on one host

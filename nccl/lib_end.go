@@ -151,7 +151,11 @@ func deviceID(c *Comm) string {
 
 // release ends the communicator: in good order where all members have closed it together, else by an abort.
 func (l *library) release() {
+	l.rmu.Lock()
+	l.undrainable = true
+	l.rmu.Unlock()
 	if l.c.failed.Load() == nil && l.together && l.main != 0 {
+		l.tellers.Wait() // a drain that has begun must not be in the library when the communicators go
 		if err := l.finalize(); err != nil {
 			l.failing()
 		} else {
@@ -373,7 +377,7 @@ const drainPause = 5 * time.Millisecond
 func (l *library) drainSoon() {
 	l.rmu.Lock()
 	defer l.rmu.Unlock()
-	if l.draining || l.closing || l.ending.Load() {
+	if l.draining || l.undrainable || l.ending.Load() {
 		return
 	}
 	l.draining = true
