@@ -15,7 +15,7 @@ import (
 type Plan struct {
 	Program   Program       `json:"program"`
 	Dir       string        `json:"dir"`
-	Hosts     []string      `json:"hosts"`
+	Hosts     []PlanHost    `json:"hosts"` // those that have ranks, in the order in which they were given
 	Ranks     []PlanRank    `json:"ranks"`
 	Removed   []string      `json:"removed"` // names of inherited variables that another launcher left over
 	TagOutput bool          `json:"tag_output"`
@@ -23,8 +23,32 @@ type Plan struct {
 	Timeout   time.Duration `json:"timeout_ns"`
 	KillGrace time.Duration `json:"kill_grace_ns"` // 0: none
 	Report    string        `json:"report,omitempty"`
+	Remote    Remote        `json:"remote,omitzero"` // for the hosts that are not local
 
-	inherit []string // what the ranks inherit, without what Env sets
+	inherit []string // what ranks on the local host inherit, without what Env sets
+}
+
+// PlanHost is one host of a plan.
+type PlanHost struct {
+	Name  string `json:"name"`           // for messages: as the user wrote it
+	User  string `json:"user,omitempty"` // "": from the ssh configuration
+	Addr  string `json:"addr,omitempty"` // what the way to the host is given: a name, an alias of the ssh configuration, an address; "" on the local host
+	Port  int    `json:"port,omitempty"` // 0: from the ssh configuration
+	Slots int    `json:"slots"`          // how many ranks it takes without oversubscription
+	Local bool   `json:"local"`          // the host that gorun runs on: its ranks need no way
+}
+
+// Remote is what concerns only the hosts that are not local.
+type Remote struct {
+	RSH               string        `json:"rsh,omitempty"`        // command instead of the built-in ssh client
+	SSHConfig         string        `json:"ssh_config,omitempty"` // "": the user's and the system's
+	AcceptNewHostKeys bool          `json:"accept_new_host_keys,omitempty"`
+	ConnectTimeout    time.Duration `json:"connect_timeout_ns"`  // for all hosts together
+	PortFrom          int           `json:"port_from,omitempty"` // ports that gorun's own connections between hosts may use, both inclusive; 0: any
+	PortTo            int           `json:"port_to,omitempty"`
+	NoStage           bool          `json:"no_stage,omitempty"` // the program is on every host
+	Stage             []string      `json:"stage,omitempty"`    // files to send beside the program, absolute
+	Forward           []string      `json:"forward,omitempty"`  // NAME=VALUE: what ranks get of gorun's environment beside the host's own
 }
 
 // PlanRank is one rank of a plan.
@@ -58,7 +82,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	if np < 0 || np > MaxNP {
 		return nil, usagef("number of ranks %d: must be from 1 to %d", np, MaxNP)
 	}
-	p := &Plan{Program: f.Program, Dir: f.Dir, Hosts: []string{f.Host}, TagOutput: j.TagOutput != nil && *j.TagOutput, Timeout: j.Timeout, KillGrace: j.KillGrace, Report: j.Report}
+	p := &Plan{Program: f.Program, Dir: f.Dir, Hosts: []PlanHost{{Name: f.Host, Slots: np, Local: true}}, TagOutput: j.TagOutput != nil && *j.TagOutput, Timeout: j.Timeout, KillGrace: j.KillGrace, Report: j.Report}
 	switch {
 	case j.KillGrace == 0:
 		p.KillGrace = DefaultKillGrace
@@ -179,7 +203,15 @@ func (p *Plan) atLaunch(job, control, addr string, port int) []string {
 	})
 }
 
-// environ is the whole environment of a rank.
+func (p *Plan) hostNames() []string {
+	var names []string
+	for _, h := range p.Hosts {
+		names = append(names, h.Name)
+	}
+	return names
+}
+
+// environ is the whole environment of a rank on the local host.
 func (p *Plan) environ(r *PlanRank, atLaunch []string) []string {
 	env := make([]string, 0, len(p.inherit)+len(r.Env)+len(atLaunch))
 	env = append(env, p.inherit...)
@@ -200,7 +232,7 @@ func (p *Plan) Write(w io.Writer) error {
 	if len(p.Ranks) == 1 {
 		n = "rank"
 	}
-	fmt.Fprintf(&b, "%d %s on %s\n", len(p.Ranks), n, strings.Join(p.Hosts, ", "))
+	fmt.Fprintf(&b, "%d %s on %s\n", len(p.Ranks), n, strings.Join(p.hostNames(), ", "))
 	if p.Program.GoDir != "" {
 		fmt.Fprintf(&b, "program    %s (Go package in %s, built at launch)\n", p.Program.Name, p.Program.GoDir)
 	} else {
@@ -225,7 +257,7 @@ func (p *Plan) Write(w io.Writer) error {
 		if device == "" {
 			device = "chosen by the rank"
 		}
-		fmt.Fprintf(&b, "\nrank %d: host %s, local rank %d, device %s\n", r.Rank, p.Hosts[r.Host], r.LocalRank, device)
+		fmt.Fprintf(&b, "\nrank %d: host %s, local rank %d, device %s\n", r.Rank, p.Hosts[r.Host].Name, r.LocalRank, device)
 		fmt.Fprintf(&b, "  argv")
 		for _, a := range r.Argv {
 			b.WriteString(" " + shellQuote(a))

@@ -101,7 +101,7 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 		r.o.start = startNode
 	}
 	for _, pr := range p.Ranks {
-		r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: pr.Rank, Host: p.Hosts[pr.Host]})
+		r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: pr.Rank, Host: p.Hosts[pr.Host].Name})
 	}
 	if err := r.prepare(ctx); err != nil {
 		r.internal(err)
@@ -204,7 +204,7 @@ func (r *runner) prepare(ctx context.Context) error {
 	for i, pr := range p.Ranks {
 		nodeOf[i] = pr.Host
 	}
-	r.node, err = r.o.start(ctx, node.Config{Job: r.acct.Job, NodeOf: nodeOf, Host: p.Hosts[0]})
+	r.node, err = r.o.start(ctx, node.Config{Job: r.acct.Job, NodeOf: nodeOf, Host: p.Hosts[0].Name})
 	if err != nil {
 		return fmt.Errorf("start the bootstrap node: %w", err)
 	}
