@@ -1,0 +1,153 @@
+package testhosts
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestHosts(t *testing.T) {
+	h := New(t, 3, Options{Bridge: true, RC: "echo noise\n"})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ssh := func(host string, line ...string) (string, error) {
+		out, err := h.Launcher(ctx, "ssh", append([]string{"-F", h.SSHConfig, host}, line...)...).CombinedOutput()
+		return strings.TrimSpace(string(out)), err
+	}
+	for i, host := range h.Hosts {
+		got, err := ssh(host.Name, "hostname; whoami; ls -A /tmp; cat /etc/hostname >/dev/null; ip -o -4 addr show docker0 | grep -c 172.17.0.1/")
+		if want := host.Name + "\nroot\n1"; err != nil || got != want {
+			t.Errorf("ssh %s: %q, %v, want %q", host.Name, got, err, want)
+		}
+		if got, err := ssh("-l", User, host.Name, "whoami; echo $HOME"); err != nil || got != User+"\n/home/"+User {
+			t.Errorf("ssh %s@%s: %q, %v", User, host.Name, got, err)
+		}
+		if all, err := h.Processes(i); err != nil || len(all) != 0 {
+			t.Errorf("%s: %v, %v, want no processes", host.Name, all, err)
+		}
+	}
+	// From one host to another, cut in one direction and altogether.
+	ping := func(from, to int) bool {
+		return h.Command(ctx, from, "timeout", "2", "bash", "-c", "head -c 4 </dev/tcp/"+h.Hosts[to].Addr.String()+"/22022").Run() == nil
+	}
+	if !ping(0, 1) {
+		t.Error("h1 does not reach h2")
+	}
+	for _, step := range []struct {
+		name string
+		do   func() error
+		want bool
+	}{
+		{"blackhole", func() error { return h.Blackhole(0, 1, true) }, false},
+		{"no blackhole", func() error { return h.Blackhole(0, 1, false) }, true},
+		{"cut", func() error { return h.Cut(1) }, false},
+		{"joined", func() error { return h.Join(1) }, true},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		got := ping(0, 1)
+		for end := time.Now().Add(10 * time.Second); got != step.want && time.Now().Before(end); got = ping(0, 1) {
+		}
+		if got != step.want {
+			t.Errorf("%s: h1 reaches h2: %v, want %v", step.name, got, step.want)
+		}
+	}
+	// What runs on a host is seen, and its files.
+	cmd := h.Command(ctx, 2, "/bin/sh", "-c", "echo x >/tmp/a; exec sleep 60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var all []Process
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && (len(all) != 1 || all[0].Args[0] != "sleep"); {
+		all, _ = h.Processes(2)
+	}
+	if len(all) != 1 || !cmp.Equal(all[0].Args, []string{"sleep", "60"}) {
+		t.Errorf("processes of h3: %v", all)
+	}
+	if files, err := h.Files(2, "/tmp"); err != nil || !cmp.Equal(files, []string{"/tmp/a"}) {
+		t.Errorf("files of h3: %v, %v", files, err)
+	}
+	if text, err := os.ReadFile(h.Path(2, "/tmp/a")); err != nil || string(text) != "x\n" {
+		t.Errorf("/tmp/a on h3: %q, %v", text, err)
+	}
+	holder := h.holders[2].cmd.Process.Pid
+	h.Close()
+	if err := syscall.Kill(all[0].PID, 0); err != syscall.ESRCH {
+		t.Errorf("pid %d of a host that is gone: %v", all[0].PID, err)
+	}
+	if err := syscall.Kill(holder, 0); err != syscall.ESRCH {
+		t.Errorf("holder %d: %v", holder, err)
+	}
+	cmd.Wait()
+}
+
+// What runs on hosts ends with the process that made them, however that ends.
+func TestMakerKilled(t *testing.T) {
+	if os.Getenv("TESTHOSTS_MAKER") != "" {
+		h, err := Make(os.Getenv("TESTHOSTS_MAKER"), 1, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := h.Command(context.Background(), 0, "sleep", "300")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for {
+			if all, err := h.Processes(0); err != nil || len(all) == 1 && all[0].Args[0] == "sleep" {
+				os.Stdout.WriteString("up\n")
+				select {}
+			}
+		}
+	}
+	if why := why(); why != "" {
+		if os.Getenv("GORUN_CI") != "" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
+	}
+	dir := t.TempDir()
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestMakerKilled$")
+	cmd.Env = append(os.Environ(), "TESTHOSTS_MAKER="+dir)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line := make([]byte, 3)
+	if _, err := out.Read(line); err != nil || string(line) != "up\n" {
+		t.Errorf("maker: %q, %v", line, err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	for end := time.Now().Add(20 * time.Second); ; {
+		left := carrying(dir)
+		if left == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left after the maker was killed: %v", left)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// carrying lists the processes that have a word of their command line in common with the maker's hosts.
+func carrying(dir string) (left []string) {
+	files, _ := os.ReadDir("/proc")
+	for _, f := range files {
+		text, err := os.ReadFile("/proc/" + f.Name() + "/cmdline")
+		if err == nil && strings.Contains(string(text), dir) {
+			left = append(left, f.Name())
+		}
+	}
+	return left
+}
