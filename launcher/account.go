@@ -16,6 +16,8 @@ import (
 const (
 	ExitOK         = 0
 	ExitUsage      = 2   // wrong command line or job file
+	ExitNotStarted = 122 // a host never started
+	ExitHostLost   = 123 // a host was lost
 	ExitTimeout    = 124 // --timeout is over
 	ExitInternal   = 125 // gorun itself failed
 	ExitCannotRun  = 126 // the program can't be run
@@ -72,11 +74,12 @@ type Account struct {
 	Error    string        `json:"error,omitempty"`  // what went wrong in gorun, or with the program
 	Start    time.Time     `json:"start"`
 	End      time.Time     `json:"end"`
-	Prepared time.Duration `json:"prepared_ns"` // from Start until the first rank was to be started: the build, the node
-	Started  time.Duration `json:"started_ns"`  // from Start until the last rank was started
-	Ended    time.Duration `json:"ended_ns"`    // from Start until the last rank had ended
-	LeftOver int           `json:"left_over"`   // processes that ranks left behind and that were killed
-	Cut      bool          `json:"output_cut"`  // gorun was ended before all output had been read from it
+	Prepared time.Duration `json:"prepared_ns"`      // from Start until the first rank was to be started: the build, the node
+	Started  time.Duration `json:"started_ns"`       // from Start until the last rank was started
+	Met      time.Duration `json:"met_ns,omitempty"` // from Start until the hosts had met each other
+	Ended    time.Duration `json:"ended_ns"`         // from Start until the last rank had ended
+	LeftOver int           `json:"left_over"`        // processes that ranks left behind and that were killed
+	Cut      bool          `json:"output_cut"`       // gorun was ended before all output had been read from it
 	Ranks    []RankAccount `json:"ranks"`
 
 	suspicions []node.Suspicion // what ranks said of others, in order
@@ -95,6 +98,7 @@ type RankAccount struct {
 	End     time.Time `json:"end,omitzero"`
 	Joined  bool      `json:"joined"`            // it was a member of the job (bootstrap.Join)
 	Left    bool      `json:"left"`              // and said goodbye
+	Lost    bool      `json:"lost,omitempty"`    // it was on a host that was lost
 	Stopped string    `json:"stopped,omitempty"` // the last signal that gorun sent it to end it, before it ended
 
 	status exitStatus
@@ -116,6 +120,9 @@ const (
 	ReasonCannotRun Reason = "cannotrun" // the program could not be started
 	ReasonReader    Reason = "reader"    // nobody reads gorun's stdout any more
 	ReasonInternal  Reason = "internal"  // gorun itself failed
+
+	ReasonNotStarted Reason = "notstarted" // a host never started
+	ReasonHostLost   Reason = "hostlost"   // a host was lost
 )
 
 // lostSilently reports whether the rank was a death to the others although it exited with code 0: it had
@@ -205,6 +212,10 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 		a.Signal = signalName(interrupt)
 	case ReasonCannotRun:
 		a.Code, a.Cause = cannotRun, -1
+	case ReasonNotStarted:
+		a.Code, a.Cause = ExitNotStarted, -1
+	case ReasonHostLost:
+		a.Code, a.Cause = ExitHostLost, -1
 	case ReasonReader:
 		a.Code, a.Cause = exitSignalBase+int(syscall.SIGPIPE), -1
 	default:
@@ -271,6 +282,8 @@ func (a *Account) consequences() string {
 		}
 		var what string
 		switch {
+		case r.Lost:
+			what = "lost with host " + r.Host
 		case r.PID == 0:
 			what = "not started"
 		case !r.done:
@@ -278,7 +291,7 @@ func (a *Account) consequences() string {
 		case r.Stopped != "" && (r.status.Signal != 0 || r.status.ok()):
 			what = "ended by gorun (" + r.Stopped + ")"
 		case r.status.ok():
-			if a.Reason == ReasonFailed {
+			if a.Reason == ReasonFailed || a.Reason == ReasonHostLost {
 				what = "exited with code 0"
 			} else {
 				continue

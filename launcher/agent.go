@@ -3,7 +3,6 @@ package launcher
 import (
 	"errors"
 	"fmt"
-	"io"
 	"runtime"
 	"sync"
 	"syscall"
@@ -14,16 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// agentConfig is what the agent of one host needs to run that host's ranks: plain data, and where their
-// output goes.
+// agentConfig is what the agent of one host needs to run that host's ranks.
 type agentConfig struct {
 	ranks    []agentRank
-	stdout   io.Writer
-	stderr   io.Writer
-	tags     bool
+	host     int               // index in the plan, for events
+	events   chan<- agentEvent // has room for all that can come: eventRoom
+	output   rankOutput
 	keeper   *keeper.Keeper
 	ownChild bool // the process has no children but ours: adopt and end what ranks leave behind
 	job      string
+}
+
+// rankOutput takes the read ends of ranks' pipes, and closes them. One that it returns an error for stays the caller's.
+type rankOutput interface {
+	addOut(rank, fd int) error
+	addErr(rank, fd int) error
 }
 
 // agentRank is one process to start.
@@ -36,32 +40,44 @@ type agentRank struct {
 	stdin int // a descriptor of this process, duplicated into the rank
 }
 
-// agentEvent is what the agent reports. Exactly one of the kinds is set.
+// agentEvent is what an agent reports.
 type agentEvent struct {
-	kind   eventKind
-	rank   int // of rankFailed, rankExited
-	pid    int
-	status exitStatus
-	err    error // of rankFailed, sinkFailed, agentFailed
-	at     time.Time
+	kind    eventKind
+	host    int // index in the plan
+	rank    int // of rankFailed, rankExited
+	pid     int
+	status  exitStatus
+	err     error // of rankFailed, sinkFailed, agentFailed, hostLost, hostApart
+	at      time.Time
+	started []startedRank // of forksDone: all ranks of the host
 }
+
+// startedRank is the process of a rank; pid 0: it was not started, nor will be.
+type startedRank struct {
+	rank, pid int
+	at        time.Time
+}
+
+// eventRoom is how many events the agents of some hosts with some ranks can report.
+func eventRoom(ranks, hosts int) int { return 2*ranks + 8*hosts }
 
 type eventKind uint8
 
 const (
 	rankFailed eventKind = iota + 1 // could not be started; no further rank is
 	rankExited
-	forksDone // every rank was started, or none will be any more: started says which
-	keeperDied
-	sinkFailed  // stdout can't be written
+	forksDone   // every rank was started, or none will be any more
+	keeperDied  // pid is the keeper's
+	sinkFailed  // stdout can't be written; of no host
 	agentFailed // the agent can't watch its ranks any more
+	hostLost    // the agent, or the way to it, is gone; all that it had not reported is lost
+	hostMet     // the host's node has met those of all others
+	hostApart   // it has not, in time
 )
 
 // agent starts the ranks of this host, in order, and watches them. Its methods don't block for long.
 type agent struct {
 	cfg      agentConfig
-	events   chan agentEvent // never blocks: it has room for all that can come
-	out, err *collector      // the same one when both sinks are the same file
 	poller   *poller
 	quit     int // eventfd: ends the watcher
 	threads  sync.WaitGroup
@@ -73,12 +89,11 @@ type agent struct {
 	since   []time.Time    // when they were
 	stopped bool           // no more forks
 	sent    syscall.Signal // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
-	tails   []*stream
 }
 
 func newAgent(cfg agentConfig) (*agent, error) {
-	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), tails: make([]*stream, len(cfg.ranks)),
-		events: make(chan agentEvent, 2*len(cfg.ranks)+8), letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1}
+	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)),
+		letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1}
 	var err error
 	if a.poller, err = newPoller(); err != nil {
 		return nil, fmt.Errorf("agent: epoll: %w", err)
@@ -93,19 +108,6 @@ func newAgent(cfg agentConfig) (*agent, error) {
 	err = watch(a.quit, watchQuit)
 	if err == nil && cfg.keeper != nil {
 		err = watch(cfg.keeper.Lost(), watchKeeper)
-	}
-	if err == nil {
-		a.out, err = newCollector(cfg.stderr, func(err error) { a.events <- agentEvent{kind: sinkFailed, err: err} })
-	}
-	if err == nil {
-		a.err = a.out
-		if !sameFile(cfg.stdout, cfg.stderr) {
-			// A stderr that nobody reads any more is no reason to end a job.
-			if a.err, err = newCollector(cfg.stderr, nil); err != nil {
-				a.out.finish()
-				<-a.out.done
-			}
-		}
 	}
 	if err != nil {
 		a.poller.close()
@@ -148,14 +150,25 @@ func (a *agent) fork() {
 		}
 		if err := a.forkOne(i); err != nil {
 			a.stopForks()
-			a.events <- agentEvent{kind: rankFailed, rank: a.cfg.ranks[i].rank, err: err, at: time.Now()}
+			a.report(agentEvent{kind: rankFailed, rank: a.cfg.ranks[i].rank, err: err, at: time.Now()})
 			break
 		}
 		untold = append(untold, i)
 	}
 	a.tell(untold)
-	a.events <- agentEvent{kind: forksDone}
+	e := agentEvent{kind: forksDone, started: make([]startedRank, len(a.cfg.ranks))}
+	for i := range e.started {
+		s := &e.started[i]
+		s.rank = a.cfg.ranks[i].rank
+		s.pid, s.at = a.started(i)
+	}
+	a.report(e)
 	<-a.letDie
+}
+
+func (a *agent) report(e agentEvent) {
+	e.host = a.cfg.host
+	a.cfg.events <- e
 }
 
 // tell gives the keeper the sessions of ranks. It is not done at each fork: that would wake the keeper each time, and
@@ -222,14 +235,7 @@ func (a *agent) forkOne(i int) error {
 	if sent != 0 {
 		syscall.Kill(-pid, sent)
 	}
-	tag := ""
-	if a.cfg.tags {
-		tag = tagOf(r.rank)
-	}
-	so := &stream{rank: r.rank, fd: outR, sink: a.cfg.stdout, tag: tag}
-	se := &stream{rank: r.rank, fd: errR, sink: a.cfg.stderr, tag: tag, keepTail: true}
-	a.tails[i] = se
-	if err := a.watchRank(i, pid, pidfd, so, se); err != nil {
+	if err := a.watchRank(i, pidfd, outR, errR); err != nil {
 		// Nothing would tell of its end: it counts as not started, and ends here.
 		a.mu.Lock()
 		a.pids[i] = 0
@@ -246,16 +252,17 @@ func (a *agent) forkOne(i int) error {
 	return nil
 }
 
-// watchRank gives the pipes of a rank to the collectors and its pidfd to the watcher. The pidfd comes last: the rank's
+// watchRank gives the pipes of a rank to whoever carries its output and its pidfd to the watcher. The pidfd comes last: the rank's
 // end is reported only if all of it succeeded.
-func (a *agent) watchRank(i, pid, pidfd int, so, se *stream) error {
-	if err := a.out.add(so); err != nil {
-		unix.Close(so.fd)
-		unix.Close(se.fd)
+func (a *agent) watchRank(i, pidfd, outR, errR int) error {
+	rank := a.cfg.ranks[i].rank
+	if err := a.cfg.output.addOut(rank, outR); err != nil {
+		unix.Close(outR)
+		unix.Close(errR)
 		return err
 	}
-	if err := a.err.add(se); err != nil {
-		unix.Close(se.fd)
+	if err := a.cfg.output.addErr(rank, errR); err != nil {
+		unix.Close(errR)
 		return err
 	}
 	return a.register(a.poller.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
@@ -271,7 +278,7 @@ func (a *agent) watch() {
 			continue
 		}
 		if err != nil {
-			a.events <- agentEvent{kind: agentFailed, err: fmt.Errorf("wait for the ranks: epoll: %w", err)}
+			a.report(agentEvent{kind: agentFailed, err: fmt.Errorf("wait for the ranks: epoll: %w", err)})
 			return
 		}
 		now := time.Now()
@@ -281,7 +288,7 @@ func (a *agent) watch() {
 				return
 			case watchKeeper:
 				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
-				a.events <- agentEvent{kind: keeperDied, at: now}
+				a.report(agentEvent{kind: keeperDied, pid: a.cfg.keeper.PID(), at: now})
 			default:
 				i, pidfd := int(e.Fd), int(e.Pad)
 				status, ended := peek(pidfd)
@@ -295,7 +302,7 @@ func (a *agent) watch() {
 				a.mu.Lock()
 				pid := a.pids[i]
 				a.mu.Unlock()
-				a.events <- agentEvent{kind: rankExited, rank: a.cfg.ranks[i].rank, pid: pid, status: status, at: now}
+				a.report(agentEvent{kind: rankExited, rank: a.cfg.ranks[i].rank, pid: pid, status: status, at: now})
 			}
 		}
 	}
@@ -434,21 +441,6 @@ func (a *agent) stopKeeper() {
 	}
 }
 
-// finish lets the collectors carry what is left in the pipes. The channel is closed when they have.
-func (a *agent) finish() <-chan struct{} {
-	a.out.finish()
-	if a.err != a.out {
-		a.err.finish()
-	}
-	done := make(chan struct{})
-	go func() {
-		<-a.out.done
-		<-a.err.done
-		close(done)
-	}()
-	return done
-}
-
 // close ends the agent's threads. The ranks have been reaped.
 func (a *agent) close() {
 	close(a.letDie)
@@ -457,18 +449,4 @@ func (a *agent) close() {
 	a.threads.Wait()
 	a.poller.close()
 	unix.Close(a.quit)
-}
-
-// tail is the last text that a rank wrote to stderr, and whether it is also the last that stderr shows.
-// To be called after the collectors have ended.
-func (a *agent) tail(i int) (text []byte, shown bool) {
-	s := a.tails[i]
-	if s == nil {
-		return nil, true
-	}
-	t := s.tail
-	if len(t) > tailSize {
-		t = t[len(t)-tailSize:]
-	}
-	return t, a.err.last == s
 }

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
-	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+	"github.com/gorun-dev/gorun/launcher/internal/way"
 )
 
 const (
@@ -33,6 +35,8 @@ const (
 	// lastRites is how long a rank that had left the job, or lost its connection, before the first failure was seen may take
 	// to end by itself: what it ends with may be the cause. It is longer than a driver takes to let go of a GPU.
 	lastRites = 2 * time.Second
+	// lostWords is lastWords after a host was lost: its ranks' peers hear of it from gorun.
+	lostWords = 500 * time.Millisecond
 	// samePress is how near two SIGINTs are one wish: timeout(1), make and other wrappers send one to gorun and one to its
 	// process group, to which gorun belongs.
 	samePress = 100 * time.Millisecond
@@ -57,6 +61,9 @@ type Options struct {
 	OwnProcess bool
 
 	start func(context.Context, node.Config) (control, error) // nil: startNode
+	way   way.Way                                             // nil: as the plan says
+	line  string                                              // shell line that runs the agent on a host; "": this executable, where it is here
+	bind  netip.Addr                                          // where the nodes of all hosts listen; zero: where the others reach them
 }
 
 // runner is a job that runs.
@@ -64,11 +71,14 @@ type runner struct {
 	plan     *Plan
 	o        Options
 	acct     *Account
-	agent    *agent
-	node     control
-	keeper   *keeper.Keeper
+	hosts    []hostAgent // by index in the plan; host 0 holds the job's state
+	events   chan agentEvent
+	output   *outputs
 	hasStdin func()   // to be called when rank 0 has its stdin; may be nil
 	release  []func() // what to give back at the end, in reverse order
+	bringing []bool   // hosts that still start ranks
+	lost     []bool   // hosts
+	nMet     int      // hosts that have met all others
 
 	ending    bool
 	sequence  []syscall.Signal // what is still to be sent to the ranks
@@ -76,8 +86,8 @@ type runner struct {
 	remind    <-chan time.Time
 	interrupt syscall.Signal
 	cannotRun int
-	forking   bool
-	nStarted  int // ranks; known when forking is over
+	forking   int // hosts that still start ranks
+	nStarted  int // ranks; known when forking is 0
 	nEnded    int
 	lastSig   syscall.Signal
 	pressed   time.Time        // when SIGINT came first
@@ -100,11 +110,13 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 	if r.o.start == nil {
 		r.o.start = startNode
 	}
+	r.hosts, r.bringing, r.lost = make([]hostAgent, len(p.Hosts)), make([]bool, len(p.Hosts)), make([]bool, len(p.Hosts))
 	for _, pr := range p.Ranks {
 		r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: pr.Rank, Host: p.Hosts[pr.Host].Name})
 	}
 	if err := r.prepare(ctx); err != nil {
 		r.internal(err)
+		r.closeHosts()
 		r.giveBack()
 		r.acct.End = time.Now()
 		r.acct.settle(r.interrupt, r.cannotRun)
@@ -125,6 +137,9 @@ func (r *runner) internal(err error) {
 	}
 	if s, ok := errors.AsType[*StartError](err); ok {
 		r.acct.Reason, r.cannotRun = ReasonCannotRun, s.Code
+	}
+	if _, ok := errors.AsType[*notStarted](err); ok {
+		r.acct.Reason = ReasonNotStarted
 	}
 }
 
@@ -172,8 +187,12 @@ func (r *runner) giveBack() {
 // an error.
 func (r *runner) prepare(ctx context.Context) error {
 	p := r.plan
-	if err := checkDir(p.Dir); err != nil {
-		return err
+	alone := len(p.Hosts) == 1 && p.Hosts[0].Local
+	local := slices.ContainsFunc(p.Hosts, func(h PlanHost) bool { return h.Local })
+	if local {
+		if err := checkDir(p.Dir); err != nil {
+			return err
+		}
 	}
 	if p.Program.GoDir != "" && p.Program.Path == "" {
 		err := r.build(ctx)
@@ -188,63 +207,97 @@ func (r *runner) prepare(ctx context.Context) error {
 	rand.Read(id[:])
 	r.acct.Job = hex.EncodeToString(id[:])
 
-	if r.o.OwnProcess {
+	if r.o.OwnProcess && local {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 			return fmt.Errorf("become child subreaper: %w", err)
 		}
 	}
-	k, err := keeper.Start(r.acct.Job)
+	r.events = make(chan agentEvent, eventRoom(len(p.Ranks), len(p.Hosts)))
+	output, err := newOutputs(r.o.Stdout, r.o.Stderr, p.TagOutput, len(p.Ranks), func(err error) { r.events <- agentEvent{kind: sinkFailed, err: err} })
 	if err != nil {
 		return err
 	}
-	r.keeper = k
-	r.later(k.Stop)
-
-	nodeOf := make([]int, len(p.Ranks))
-	for i, pr := range p.Ranks {
-		nodeOf[i] = pr.Host
+	r.output = output
+	r.later(func() {
+		if !r.acct.Cut {
+			<-output.finish()
+		}
+	})
+	var m meeting
+	if alone {
+		m, err = r.prepareLocal(ctx, 0, nil, netip.AddrPort{})
+		m.addr = loopback.String()
+	} else {
+		m, err = r.connect(ctx)
 	}
-	r.node, err = r.o.start(ctx, node.Config{Job: r.acct.Job, NodeOf: nodeOf, Host: p.Hosts[0].Name})
 	if err != nil {
-		return fmt.Errorf("start the bootstrap node: %w", err)
+		return err
 	}
-	r.later(func() { r.node.Close() })
-
-	portFD, port, err := reservePort()
-	if err != nil {
-		return fmt.Errorf("reserve a port on 127.0.0.1 for MASTER_PORT: %w", err)
+	for i, h := range r.hosts {
+		if err := h.meet(m); err != nil {
+			return err
+		}
+		r.bringing[i] = true
 	}
-	r.later(func() { unix.Close(portFD) })
+	r.forking = len(r.hosts)
+	return nil
+}
 
+// prepareLocal prepares this host, which has an index in the plan. Its meeting has no address.
+func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind netip.AddrPort) (meeting, error) {
+	p := r.plan
 	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("open /dev/null: %w", err)
+		return meeting{}, fmt.Errorf("open /dev/null: %w", err)
 	}
 	r.later(func() { unix.Close(null) })
 	stdin := null
-	if r.o.HasStdin && p.Stdin >= 0 {
+	if r.o.HasStdin && p.Stdin >= 0 && p.Ranks[p.Stdin].Host == index {
 		fd, started, stop, err := stdinFor(r.o.Stdin)
 		if err != nil {
-			return fmt.Errorf("stdin: %w", err)
+			return meeting{}, fmt.Errorf("stdin: %w", err)
 		}
 		stdin = fd
 		r.later(stop)
 		r.hasStdin = sync.OnceFunc(started) // our read end goes: the forwarding ends when rank 0 has ended
 		r.later(r.hasStdin)
 	}
-
-	atLaunch := p.atLaunch(r.acct.Job, r.node.Control(), "127.0.0.1", port)
-	ranks := make([]agentRank, len(p.Ranks))
+	var ranks []agentRank
 	for i := range p.Ranks {
 		pr := &p.Ranks[i]
-		ranks[i] = agentRank{rank: pr.Rank, path: p.Program.Path, argv: pr.Argv, env: p.environ(pr, atLaunch), dir: p.Dir, stdin: null}
-		if pr.Rank == p.Stdin {
-			ranks[i].stdin = stdin
+		if pr.Host != index {
+			continue
 		}
+		ar := agentRank{rank: pr.Rank, path: p.Program.Path, argv: pr.Argv, dir: p.Dir, stdin: null}
+		if pr.Rank == p.Stdin {
+			ar.stdin = stdin
+		}
+		ranks = append(ranks, ar)
 	}
-	r.agent, err = newAgent(agentConfig{ranks: ranks, stdout: r.o.Stdout, stderr: r.o.Stderr, tags: p.TagOutput,
-		keeper: k, ownChild: r.o.OwnProcess, job: r.acct.Job})
-	return err
+	h, err := newLocalHost(ctx, hostConfig{
+		index: index, job: r.acct.Job, start: r.o.start,
+		nodes: node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Confirm: r.confirm},
+		// The first rank is on host 0, as hosts are numbered by their first ranks.
+		masterPort: index == p.Ranks[0].Host, ranks: ranks,
+		environ: func(rank int, job, control string, m meeting) []string {
+			return p.environ(&p.Ranks[rank], p.atLaunch(job, control, m.addr, m.port))
+		},
+		events: r.events, output: r.output, ownProcess: r.o.OwnProcess,
+	})
+	if err != nil {
+		return meeting{}, err
+	}
+	r.hosts[index] = h
+	return meeting{port: h.masterPort}, nil
+}
+
+// nodeOf is the host of each rank.
+func (p *Plan) nodeOf() []int {
+	nodeOf := make([]int, len(p.Ranks))
+	for i, pr := range p.Ranks {
+		nodeOf[i] = pr.Host
+	}
+	return nodeOf
 }
 
 func (r *runner) verbose(format string, args ...any) {
@@ -256,8 +309,8 @@ func (r *runner) verbose(format string, args ...any) {
 // say shows a line of gorun's own.
 func (r *runner) say(format string, args ...any) {
 	line := "gorun: " + fmt.Sprintf(format, args...) + "\n"
-	if r.agent != nil {
-		r.agent.err.notice(line)
+	if r.output != nil {
+		r.output.notice(line)
 	} else {
 		io.WriteString(r.o.Stderr, line)
 	}
@@ -277,12 +330,13 @@ func (r *runner) run(ctx context.Context) {
 		adopt = t.C
 	}
 	done := ctx.Done()
-	r.forking = true
 	r.acct.Prepared = time.Since(r.acct.Start)
-	r.agent.start()
-	for r.forking || r.nEnded < r.nStarted {
+	for _, h := range r.hosts {
+		h.start()
+	}
+	for r.forking > 0 || r.nEnded < r.nStarted {
 		select {
-		case e := <-r.agent.events:
+		case e := <-r.events:
 			r.event(e)
 		case s := <-r.o.Signals:
 			if sig, ok := s.(syscall.Signal); ok {
@@ -304,12 +358,14 @@ func (r *runner) run(ctx context.Context) {
 		case <-r.spared:
 			suspects := r.suspects
 			r.suspects, r.spared = nil, nil
-			r.agent.signal(r.lastSig, func(rank int) bool { return suspects[rank] })
+			r.toRanks(r.lastSig, func(rank int) bool { return suspects[rank] })
 		case <-r.remind:
 			r.remind = nil
 			r.say("%s; waiting up to %v for %s to end", r.progress(), r.plan.KillGrace, r.living())
 		case <-adopt:
-			r.agent.adopted()
+			for _, h := range r.hosts {
+				h.adopted()
+			}
 		}
 	}
 }
@@ -318,13 +374,15 @@ func (r *runner) run(ctx context.Context) {
 func (r *runner) progress() string {
 	switch r.acct.Reason {
 	case ReasonFailed:
-		r.acct.suspicions = r.node.Suspicions()
+		r.acct.suspicions = r.hosts[0].state().suspicions
 		a := r.acct.origin(&r.acct.Ranks[r.failed])
 		return fmt.Sprintf("rank %d %v", a.Rank, a.status)
 	case ReasonSignal:
 		return "interrupted by " + signalName(r.interrupt)
 	case ReasonTimeout:
 		return "timeout"
+	case ReasonHostLost:
+		return r.acct.Error
 	}
 	return "the job ends"
 }
@@ -332,7 +390,7 @@ func (r *runner) progress() string {
 func (r *runner) living() string {
 	var ranks []int
 	for i := range r.acct.Ranks {
-		if a := &r.acct.Ranks[i]; a.PID != 0 && !a.done {
+		if a := &r.acct.Ranks[i]; a.PID != 0 && !a.done && !a.Lost {
 			ranks = append(ranks, a.Rank)
 		}
 	}
@@ -343,35 +401,50 @@ func (r *runner) event(e agentEvent) {
 	switch e.kind {
 	case rankFailed:
 		if !r.ending {
-			r.internal(execError(r.plan.Program, e.rank, e.err))
+			err := e.err
+			if h := r.plan.Hosts[e.host]; h.Local {
+				err = execError(r.plan.Program, e.rank, err)
+			} else {
+				err = &hostError{h.Name, err}
+			}
+			r.internal(err)
 			r.end(r.acct.Reason, syscall.SIGKILL)
 		}
 	case forksDone:
-		r.forking = false
-		for i := range r.acct.Ranks {
-			a := &r.acct.Ranks[i]
-			if a.PID, a.Start = r.agent.started(i); a.PID != 0 {
+		for _, s := range e.started {
+			a := &r.acct.Ranks[s.rank]
+			if a.PID, a.Start = s.pid, s.at; a.PID != 0 {
 				r.nStarted++
-			} else {
-				// The others may wait for it, and must end too.
-				r.node.RankExited(i, ExitInternal, "was not started")
 			}
 		}
-		if r.hasStdin != nil {
-			r.hasStdin()
-		}
-		r.acct.Started = time.Since(r.acct.Start)
+		r.hosts[e.host].note(e)
+		r.brought(e.host)
 	case rankExited:
 		r.exited(e)
 	case keeperDied:
 		if !r.ending {
-			r.acct.Error = fmt.Sprintf("the keeper (pid %d) died: the job was ended, for nothing would have ended it if gorun were killed", r.keeper.PID())
+			r.acct.Error = fmt.Sprintf("the keeper (pid %d) died: the job was ended, for nothing would have ended it if gorun were killed", e.pid)
+			if len(r.hosts) > 1 {
+				r.acct.Error = fmt.Sprintf("host %s: %s", r.plan.Hosts[e.host].Name, r.acct.Error)
+			}
 			r.end(ReasonInternal, syscall.SIGTERM, syscall.SIGKILL)
 		}
 	case agentFailed:
 		if !r.ending {
 			r.acct.Error = e.err.Error()
 			r.end(ReasonInternal, syscall.SIGKILL)
+		}
+	case hostLost:
+		r.loseHost(e)
+	case hostMet:
+		if r.nMet++; r.nMet == len(r.hosts) {
+			r.acct.Met = time.Since(r.acct.Start)
+			r.verbose("all hosts are members after %v", r.acct.Met.Round(time.Millisecond))
+		}
+	case hostApart:
+		if !r.ending {
+			r.acct.Error = fmt.Sprintf("host %s: %v", r.plan.Hosts[e.host].Name, e.err)
+			r.end(ReasonNotStarted, syscall.SIGTERM, syscall.SIGKILL)
 		}
 	case sinkFailed:
 		switch {
@@ -382,6 +455,57 @@ func (r *runner) event(e agentEvent) {
 			r.acct.Error = "write stdout: " + e.err.Error()
 			r.end(ReasonInternal, syscall.SIGTERM, syscall.SIGKILL)
 		}
+	}
+}
+
+// brought takes note that a host starts no more ranks.
+func (r *runner) brought(host int) {
+	if !r.bringing[host] {
+		return
+	}
+	r.bringing[host] = false
+	if r.forking--; r.forking == 0 {
+		if r.hasStdin != nil {
+			r.hasStdin()
+		}
+		r.acct.Started = time.Since(r.acct.Start)
+	}
+}
+
+// loseHost gives a host up, and its ranks.
+func (r *runner) loseHost(e agentEvent) {
+	if r.lost[e.host] {
+		return
+	}
+	r.lost[e.host] = true
+	name := r.plan.Hosts[e.host].Name
+	for i, h := range r.hosts {
+		if !r.lost[i] {
+			h.lose(e.host, name, e.err.Error())
+		}
+	}
+	for i := range r.acct.Ranks {
+		if a := &r.acct.Ranks[i]; r.plan.Ranks[i].Host == e.host && !a.done {
+			a.Lost = true
+			if a.PID != 0 {
+				r.nEnded++
+			}
+		}
+	}
+	r.brought(e.host)
+	// What failed shortly before may be what followed from it.
+	if first := !r.ending; first || r.acct.Reason == ReasonFailed {
+		r.acct.Error = fmt.Sprintf("host %s is lost: %v", name, e.err)
+		if r.acct.Reason = ReasonHostLost; first {
+			r.end(ReasonHostLost, syscall.SIGTERM, syscall.SIGKILL)
+		}
+	}
+}
+
+// toRanks sends a signal to the ranks that pick picks, of all hosts.
+func (r *runner) toRanks(sig syscall.Signal, pick func(rank int) bool) {
+	for _, h := range r.hosts {
+		h.signal(sig, pick)
 	}
 }
 
@@ -396,7 +520,7 @@ func (r *runner) exited(e agentEvent) {
 	if r.lastSig != 0 && !r.suspects[e.rank] {
 		a.Stopped = signalName(r.lastSig)
 	}
-	r.node.RankExited(e.rank, e.status.code(), e.status.cause())
+	r.hosts[e.host].note(e)
 	if !e.status.ok() && !r.ending {
 		a.Stopped = ""
 		r.failed = e.rank
@@ -407,18 +531,22 @@ func (r *runner) exited(e agentEvent) {
 // suspect spares the ranks that the job lost before it lost the one that has failed, and those that others blame for their failure, as
 // far as they have not ended yet: what we see may be what followed from the end of one of them.
 func (r *runner) suspect() {
+	if r.failed < 0 {
+		return
+	}
 	var maybe []int
-	for _, rank := range r.node.Ended() {
+	state := r.hosts[0].state()
+	for _, rank := range state.ended {
 		if rank == r.failed {
 			break
 		}
 		maybe = append(maybe, rank)
 	}
-	for _, s := range r.node.Suspicions() {
+	for _, s := range state.suspicions {
 		maybe = append(maybe, s.Rank)
 	}
 	for _, rank := range maybe {
-		if pid, _ := r.agent.started(rank); pid != 0 && !r.acct.Ranks[rank].done {
+		if a := &r.acct.Ranks[rank]; a.PID != 0 && !a.done && !a.Lost {
 			if r.suspects == nil {
 				r.suspects = map[int]bool{}
 			}
@@ -437,11 +565,17 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 	}
 	r.ending = true
 	r.acct.Reason = why
-	r.agent.stopForks()
+	for _, h := range r.hosts {
+		h.stopForks()
+	}
 	r.sequence = signals
-	if r.failed >= 0 && r.plan.KillGrace > 0 {
+	switch {
+	case r.failed >= 0 && r.plan.KillGrace > 0:
+		r.hosts[0].refresh()
 		r.next = time.After(lastWords)
-	} else {
+	case why == ReasonHostLost && r.plan.KillGrace > 0:
+		r.next = time.After(lostWords)
+	default:
 		r.escalate()
 	}
 	if r.plan.KillGrace > patience && r.lastSig != syscall.SIGKILL {
@@ -455,7 +589,7 @@ func (r *runner) escalate() {
 	if len(r.sequence) == 0 {
 		// SIGKILL was not enough.
 		r.say("%s did not end after SIGKILL: hangs in the kernel, given up", r.living())
-		r.forking, r.nStarted = false, 0
+		r.forking, r.nStarted = 0, 0
 		return
 	}
 	r.lastSig = r.sequence[0]
@@ -463,7 +597,11 @@ func (r *runner) escalate() {
 	if r.lastSig == syscall.SIGKILL {
 		r.suspects, r.spared = nil, nil
 	}
-	r.agent.signal(r.lastSig, func(rank int) bool { return !r.suspects[rank] })
+	if len(r.suspects) == 0 {
+		r.toRanks(r.lastSig, nil)
+	} else {
+		r.toRanks(r.lastSig, func(rank int) bool { return !r.suspects[rank] })
+	}
 	switch {
 	case len(r.sequence) == 0 && r.lastSig == syscall.SIGKILL:
 		r.next = time.After(unkillable)
@@ -498,7 +636,7 @@ func (r *runner) signal(sig syscall.Signal) {
 			r.escalate()
 		}
 	case syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT:
-		r.agent.signal(sig, nil)
+		r.toRanks(sig, nil)
 	}
 }
 
@@ -506,36 +644,69 @@ func (r *runner) signal(sig syscall.Signal) {
 func (r *runner) wind() {
 	a := r.acct
 	a.Ended = time.Since(a.Start)
-	for i := range a.Ranks {
-		if a.Ranks[i].PID != 0 {
-			a.Ranks[i].Joined, a.Ranks[i].Left = r.node.Joined(a.Ranks[i].Rank)
+	killed := make([]int, len(r.hosts))
+	r.eachHost(func(i int, h hostAgent) { killed[i] = h.reap() })
+	for i, h := range r.hosts {
+		a.LeftOver += killed[i]
+		for k := range a.Ranks {
+			if r.plan.Ranks[k].Host == i && a.Ranks[k].PID != 0 {
+				a.Ranks[k].Joined, a.Ranks[k].Left = h.joined(a.Ranks[k].Rank)
+			}
 		}
 	}
-	for k, rank := range r.node.Ended() {
+	state := r.hosts[0].state()
+	for k, rank := range state.ended {
 		a.Ranks[rank].heard = k + 1
 	}
-	a.suspicions = r.node.Suspicions()
-	a.LeftOver = r.agent.reap()
+	a.suspicions = state.suspicions
 	if a.LeftOver > 0 {
 		r.verbose("killed %d processes that ranks had left behind", a.LeftOver)
 	}
 	r.verbose("%d ranks started in %v, all ended after %v", len(a.Ranks), (a.Started - a.Prepared).Round(time.Microsecond), (a.Ended - a.Prepared).Round(time.Microsecond))
 	if r.drain() {
 		for i := range a.Ranks {
-			a.Ranks[i].tail, a.Ranks[i].shown = r.agent.tail(i)
+			a.Ranks[i].tail, a.Ranks[i].shown = r.output.tail(i)
 		}
-		a.midLine = r.agent.err.midLine()
+		a.midLine = r.output.err.midLine()
 	} else {
 		a.Cut = true
 	}
-	r.agent.close()
+	r.closeHosts()
 	r.giveBack()
 }
 
-// drain waits for the collectors. A slow reader is waited for as long as it takes, unless the user has interrupted
-// the job or does so now: then it returns false, and a collector may still hang in its last write.
+// eachHost does something with all hosts at once.
+func (r *runner) eachHost(f func(i int, h hostAgent)) {
+	if len(r.hosts) == 1 {
+		f(0, r.hosts[0])
+		return
+	}
+	var wait sync.WaitGroup
+	for i, h := range r.hosts {
+		wait.Go(func() { f(i, h) })
+	}
+	wait.Wait()
+}
+
+func (r *runner) closeHosts() {
+	r.eachHost(func(_ int, h hostAgent) {
+		if h != nil {
+			h.close()
+		}
+	})
+}
+
+// drain waits for the output of all hosts, and the collectors. A slow reader is waited for as long as it takes, unless the user has
+// interrupted the job or does so now: then it returns false, and a collector may still hang in its last write.
 func (r *runner) drain() bool {
-	done := r.agent.finish()
+	done := make(chan struct{})
+	go func() {
+		for _, h := range r.hosts {
+			<-h.drained()
+		}
+		<-r.output.finish()
+		close(done)
+	}()
 	var giveUp <-chan time.Time
 	if r.acct.Reason == ReasonSignal || r.acct.Reason == ReasonTimeout {
 		giveUp = time.After(drainAfterSignal)
@@ -546,7 +717,7 @@ func (r *runner) drain() bool {
 			return true
 		case <-giveUp:
 			return false
-		case e := <-r.agent.events:
+		case e := <-r.events:
 			r.event(e)
 		case s := <-r.o.Signals:
 			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {

@@ -143,6 +143,10 @@ func (n *fakeNode) Joined(rank int) (bool, bool) { j := n.joined[rank]; return j
 func (n *fakeNode) Ended() []int                 { return n.ended }
 func (n *fakeNode) Suspicions() []node.Suspicion { return n.said }
 func (n *fakeNode) Close() error                 { n.closed = true; return nil }
+func (n *fakeNode) Addr() string                 { return "" }
+func (n *fakeNode) AddSeeds(...string)           {}
+func (n *fakeNode) Ready(context.Context) error  { return nil }
+func (n *fakeNode) LoseHost(int, string, string) {}
 
 func TestNodeHearsOfExits(t *testing.T) {
 	n := &fakeNode{joined: map[int][2]bool{0: {true, false}}}
@@ -232,8 +236,8 @@ func TestBlamedIsLeftAlone(t *testing.T) {
 func TestSignalEndsLastWords(t *testing.T) {
 	n := &fakeNode{said: []node.Suspicion{{By: 0, Rank: 1}}}
 	signals := make(chan os.Signal, 1)
-	r := &runner{plan: &Plan{KillGrace: time.Hour}, o: Options{Signals: signals}, acct: &Account{Ranks: make([]RankAccount, 2)}, node: n, failed: 0,
-		agent: &agent{}}
+	r := &runner{plan: &Plan{KillGrace: time.Hour}, o: Options{Signals: signals}, acct: &Account{Ranks: make([]RankAccount, 2)}, failed: 0,
+		hosts: []hostAgent{&localHost{node: n, agent: &agent{}}}}
 	r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
 	if r.lastSig != 0 || r.next == nil {
 		t.Fatalf("sent %v at once, want a wait", r.lastSig)
@@ -252,7 +256,12 @@ func TestSignalEndsLastWords(t *testing.T) {
 func TestRankCannotBeWatched(t *testing.T) {
 	before := openFDs(t)
 	s := &sink{}
-	cfg := agentConfig{stdout: s, stderr: s, job: "cannot-be-watched"}
+	output, err := newOutputs(s, s, false, 3, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := make(chan agentEvent, eventRoom(3, 1))
+	cfg := agentConfig{events: events, output: output, job: "cannot-be-watched"}
 	null, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
@@ -275,7 +284,7 @@ func TestRankCannotBeWatched(t *testing.T) {
 	a.start()
 	next := func() agentEvent {
 		select {
-		case e := <-a.events:
+		case e := <-events:
 			return e
 		case <-time.After(30 * time.Second):
 			t.Fatal("no event")
@@ -298,7 +307,7 @@ func TestRankCannotBeWatched(t *testing.T) {
 		t.Errorf("got %+v, want the end of rank 0", e)
 	}
 	a.reap()
-	<-a.finish()
+	<-output.finish()
 	a.close()
 	nothingLeft(t, "")
 	if after := openFDs(t); after > before+1 {
@@ -337,7 +346,7 @@ func TestNodeDoesNotStart(t *testing.T) {
 func TestReservedPort(t *testing.T) {
 	seen := map[int]bool{}
 	for range 200 {
-		fd, port, err := reservePort()
+		fd, port, err := reservePort(loopback)
 		if err != nil {
 			t.Fatal(err)
 		}

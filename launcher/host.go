@@ -1,0 +1,217 @@
+package launcher
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+)
+
+// hostAgent runs the ranks of one host, in this process or by an agent over there. Its methods don't block for long, but where
+// it is said.
+type hostAgent interface {
+	// meet gives what is known when all hosts are prepared.
+	meet(m meeting) error
+	// start begins to start the ranks. What becomes of them is reported as events.
+	start()
+	// stopForks keeps ranks that have not been started from being started.
+	stopForks()
+	// signal sends a signal to the ranks that pick picks; nil picks all.
+	signal(sig syscall.Signal, pick func(rank int) bool)
+	// note tells the host's bootstrap node what an event of this host means for the job.
+	note(e agentEvent)
+	// refresh has the state of the job fetched, where it is elsewhere.
+	refresh()
+	// state is what the bootstrap node of host 0 knows of the job, as far as it is known here.
+	state() jobState
+	// joined reports whether a rank of the host joined the job, and whether it said goodbye.
+	joined(rank int) (joined, left bool)
+	// lose gives another host up.
+	lose(host int, name, cause string)
+	// adopted reaps what ranks left behind and has ended since.
+	adopted()
+	// reap ends what is left of the ranks, all of which have ended, and returns how many processes it killed. It may take some
+	// seconds.
+	reap() int
+	// drained is closed when the output of all ranks has been handed to the collectors. After reap.
+	drained() <-chan struct{}
+	// close ends the agent, within some seconds.
+	close()
+}
+
+// jobState is what the bootstrap node of host 0 tells of the job.
+type jobState struct {
+	ended      []int            // ranks, in the order in which the job heard of their ends
+	suspicions []node.Suspicion // in the order in which they were said
+}
+
+// meeting is what is known when all hosts are prepared.
+type meeting struct {
+	addr  string // MASTER_ADDR
+	port  int    // MASTER_PORT
+	seeds []string
+}
+
+// hostConfig is what a host needs to run its ranks there, beside the agent's own surroundings.
+type hostConfig struct {
+	index      int // of the host in the plan
+	job        string
+	nodes      node.Config
+	start      func(context.Context, node.Config) (control, error)
+	masterPort bool // reserve a port for the job's meeting point; with several hosts it is one that they can reach
+	ranks      []agentRank
+	environ    func(rank int, job, control string, m meeting) []string
+	events     chan<- agentEvent
+	output     rankOutput
+	ownProcess bool
+}
+
+// localHost is a hostAgent whose ranks are children of this process.
+type localHost struct {
+	cfg        hostConfig
+	keeper     *keeper.Keeper
+	node       control
+	masterPort int
+	agent      *agent
+	release    []func() // what to give back at the end, in reverse order
+}
+
+// newLocalHost prepares the host: keeper, bootstrap node, reserved port.
+func newLocalHost(ctx context.Context, cfg hostConfig) (*localHost, error) {
+	h := &localHost{cfg: cfg}
+	if err := h.prepare(ctx); err != nil {
+		h.close()
+		return nil, err
+	}
+	return h, nil
+}
+
+func (h *localHost) later(f func()) { h.release = append(h.release, f) }
+
+func (h *localHost) prepare(ctx context.Context) error {
+	k, err := keeper.Start(h.cfg.job)
+	if err != nil {
+		return err
+	}
+	h.keeper = k
+	h.later(k.Stop)
+	if h.node, err = h.cfg.start(ctx, h.cfg.nodes); err != nil {
+		return fmt.Errorf("start the bootstrap node: %w", err)
+	}
+	h.later(func() { h.node.Close() })
+	if h.cfg.masterPort {
+		on := netip.IPv4Unspecified()
+		if h.cfg.nodes.Bind.IsValid() {
+			on = h.cfg.nodes.Bind.Addr()
+		} else if !manyHosts(h.cfg.nodes.NodeOf) {
+			on = loopback
+		}
+		fd, port, err := reservePort(on)
+		if err != nil {
+			return fmt.Errorf("reserve a port on %v for MASTER_PORT: %w", on, err)
+		}
+		h.masterPort = port
+		h.later(func() { unix.Close(fd) })
+	}
+	return nil
+}
+
+func manyHosts(nodeOf []int) bool {
+	for _, n := range nodeOf {
+		if n != nodeOf[0] {
+			return true
+		}
+	}
+	return false
+}
+
+func (h *localHost) meet(m meeting) error {
+	if len(m.seeds) > 0 {
+		h.node.AddSeeds(m.seeds...)
+	}
+	for i := range h.cfg.ranks {
+		r := &h.cfg.ranks[i]
+		r.env = h.cfg.environ(r.rank, h.cfg.job, h.node.Control(), m)
+	}
+	var err error
+	h.agent, err = newAgent(agentConfig{ranks: h.cfg.ranks, host: h.cfg.index, events: h.cfg.events, output: h.cfg.output,
+		keeper: h.keeper, ownChild: h.cfg.ownProcess, job: h.cfg.job})
+	return err
+}
+
+func (h *localHost) start() {
+	h.agent.start()
+	if !manyHosts(h.cfg.nodes.NodeOf) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), meetTimeout)
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		if err := h.node.Ready(ctx); err != nil && ctx.Err() == context.DeadlineExceeded {
+			h.agent.report(agentEvent{kind: hostApart, err: err})
+		} else if err == nil {
+			h.agent.report(agentEvent{kind: hostMet})
+		}
+	})
+	h.later(func() {
+		cancel()
+		wait.Wait()
+	})
+}
+
+func (h *localHost) stopForks() { h.agent.stopForks() }
+
+func (h *localHost) signal(sig syscall.Signal, pick func(rank int) bool) { h.agent.signal(sig, pick) }
+
+func (h *localHost) note(e agentEvent) {
+	switch e.kind {
+	case rankExited:
+		h.node.RankExited(e.rank, e.status.code(), e.status.cause())
+	case forksDone:
+		for _, s := range e.started {
+			if s.pid == 0 {
+				// The others may wait for it, and must end too.
+				h.node.RankExited(s.rank, ExitInternal, "was not started")
+			}
+		}
+	}
+}
+
+func (h *localHost) refresh() {}
+
+func (h *localHost) state() jobState {
+	return jobState{ended: h.node.Ended(), suspicions: h.node.Suspicions()}
+}
+
+func (h *localHost) joined(rank int) (joined, left bool) { return h.node.Joined(rank) }
+
+func (h *localHost) lose(host int, name, cause string) { h.node.LoseHost(host, name, cause) }
+
+func (h *localHost) adopted() { h.agent.adopted() }
+
+func (h *localHost) reap() int { return h.agent.reap() }
+
+func (h *localHost) drained() <-chan struct{} { return closedChan }
+
+var closedChan = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+func (h *localHost) close() {
+	if h.agent != nil {
+		h.agent.close()
+		h.agent = nil
+	}
+	for i := len(h.release) - 1; i >= 0; i-- {
+		h.release[i]()
+	}
+	h.release = nil
+}
