@@ -40,11 +40,11 @@ type Options struct {
 	Shell       string // login shell of root and User; "": /bin/sh
 	RC          string // text of .profile, .bashrc and .bash_profile in each home directory
 	MaxStartups string // sshd's; "": no limit that matters
-	HomeReadOnly,
-	TmpNoExec bool
-	HomeSize string // size of the home directories' file system; "": 256m
-	NoIPv4   bool   // addresses of IPv6 only
-	Resolve  bool   // the hosts know each other's names; else only their own, as 127.0.1.1
+	// HomeReadOnly is for the home directories, TmpNoExec for all that is made to write to beside them.
+	HomeReadOnly, TmpNoExec bool
+	HomeSize                string // size of the home directories' file system; "": 256m
+	NoIPv4                  bool   // addresses of IPv6 only
+	Resolve                 bool   // the hosts know each other's names; else only their own, as 127.0.1.1
 	// Bridge adds an interface docker0 with the same address, 172.17.0.1, on each host.
 	Bridge bool
 	Config []string // further lines for sshd_config
@@ -284,7 +284,11 @@ func (h *Hosts) setup(i int, o Options) string {
 	}
 	line("mount -t proc proc /proc")
 	line("hostname %s", h.Hosts[i].Name)
-	line("mount -t tmpfs -o mode=755 tmpfs /run")
+	noexec := ""
+	if o.TmpNoExec {
+		noexec = ",noexec"
+	}
+	line("mount -t tmpfs -o mode=755%s tmpfs /run", noexec)
 	line("mkdir -p /run/sshd /run/host")
 	line("mount --bind '%s' /run/host", dir)
 	line("mount --bind /run/host/passwd /etc/passwd")
@@ -301,11 +305,7 @@ func (h *Hosts) setup(i int, o Options) string {
 		line("mount -o remount,ro /root; mount -o remount,ro /home")
 	}
 	for _, tmp := range []string{"/tmp", "/var/tmp", "/dev/shm"} {
-		flags := "mode=1777"
-		if o.TmpNoExec {
-			flags += ",noexec"
-		}
-		line("[ ! -d %[1]s ] || mount -t tmpfs -o %[2]s tmpfs %[1]s", tmp, flags)
+		line("[ ! -d %[1]s ] || mount -t tmpfs -o mode=1777%[2]s tmpfs %[1]s", tmp, noexec)
 	}
 	line("ip link set lo up")
 	if o.Bridge {

@@ -1,0 +1,390 @@
+package push
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
+	"github.com/gorun-dev/gorun/launcher/internal/way"
+)
+
+// The test's program plays gorun: what is pushed is this file.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "agent" {
+		os.Exit(agent(os.Args[2:]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// agent verifies itself, or says where it is and echoes.
+func agent(args []string) int {
+	if len(args) == 2 && args[0] == "verify" {
+		if err := Verify(args[1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
+	exe, _ := os.Readlink("/proc/self/exe")
+	fmt.Printf("agent %s\n", exe)
+	io.Copy(os.Stdout, os.Stdin)
+	return 0
+}
+
+func builds(t *testing.T) *Builds {
+	t.Helper()
+	b, err := NewBuilds(filepath.Join(t.TempDir(), "gorun"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// talk opens an agent, and checks that it runs and answers bytes.
+func talk(t *testing.T, w way.Way, target way.Target, o Options) (*Started, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	s, err := Open(ctx, w, target, o)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var all [256]byte
+	for i := range all {
+		all[i] = byte(i)
+	}
+	if _, err := s.Write(all[:]); err != nil {
+		t.Errorf("write: %v", err)
+	}
+	s.CloseWrite()
+	got, err := io.ReadAll(s)
+	if want := "agent " + s.File + "\n" + string(all[:]); err != nil || string(got) != want {
+		t.Errorf("agent: %q, %v, want %q", got, err, want)
+	}
+	if err := s.Wait(); err != nil {
+		t.Errorf("end: %v", err)
+	}
+	return s, nil
+}
+
+// home makes the environment of an empty account.
+func home(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("HOME", dir)
+	t.Setenv("XDG_CACHE_HOME", "")
+	t.Setenv("XDG_RUNTIME_DIR", filepath.Join(dir, "run"))
+	t.Setenv("TMPDIR", dir)
+	return dir
+}
+
+func TestShells(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: sends some MiB to each shell")
+	}
+	b := builds(t)
+	for _, shell := range []string{"/bin/sh", "dash", "bash", "zsh", "csh", "tcsh", "fish", "ksh", "busybox"} {
+		t.Run(filepath.Base(shell), func(t *testing.T) {
+			path, err := exec.LookPath(shell)
+			if err != nil {
+				if os.Getenv("GORUN_CI") != "" && shell != "tcsh" && shell != "ksh" {
+					t.Fatal(err)
+				}
+				t.Skip(err)
+			}
+			dir := home(t)
+			cmd := path + " -c"
+			if shell == "busybox" {
+				cmd = path + " sh -c"
+			}
+			w, err := way.NewCommand("/usr/bin/env HOST=%h " + cmd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var mu sync.Mutex
+			most := 0
+			o := Options{Builds: b, Progress: func(host string, sent, size int) {
+				mu.Lock()
+				defer mu.Unlock()
+				if host != "x" || sent > size {
+					t.Errorf("progress: %s %d of %d", host, sent, size)
+				}
+				most = max(most, sent)
+			}}
+			first, err := talk(t, w, way.Target{Name: "x"}, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := filepath.Join(dir, ".cache/gorun/gorun-"+b.Hash()); first.File != want || !first.Pushed || most == 0 {
+				t.Errorf("first: %s, pushed %v, %d bytes, want %s", first.File, first.Pushed, most, want)
+			}
+			second, err := talk(t, w, way.Target{Name: "x"}, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if second.File != first.File || second.Pushed {
+				t.Errorf("second: %s, pushed %v", second.File, second.Pushed)
+			}
+			if files := names(t, filepath.Join(dir, ".cache/gorun")); !cmp.Equal(files, []string{"gorun-" + b.Hash()}) {
+				t.Errorf("cache: %v", files)
+			}
+		})
+	}
+}
+
+func names(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		t.Error(err)
+	}
+	for _, e := range list {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+// A cache that somebody else could write to is not used, nor is one that is a link.
+func TestForeignCache(t *testing.T) {
+	b := builds(t)
+	for name, spoil := range map[string]func(dir string) error{
+		"writable by all": func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777)) },
+		"a link":          func(dir string) error { return os.Symlink(t.TempDir(), dir) },
+		"a file":          func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+		"of another user": func(dir string) error {
+			if os.Getuid() != 0 {
+				return syscall.EPERM
+			}
+			return errors.Join(os.Mkdir(dir, 0o700), os.Chown(dir, 7077, 7077))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := home(t)
+			cache := filepath.Join(dir, ".cache")
+			if err := os.Mkdir(cache, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := spoil(filepath.Join(cache, "gorun")); err == syscall.EPERM {
+				t.Skip("needs root")
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			// What a stranger put there under the right name must not run.
+			os.WriteFile(filepath.Join(cache, "gorun", "gorun-"+b.Hash()), []byte("#!/bin/sh\necho evil\n"), 0o755)
+			s, err := talk(t, way.Shell(), way.Target{Name: "x"}, Options{Builds: b})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.HasPrefix(s.File, cache) {
+				t.Errorf("it ran from %s", s.File)
+			}
+			os.Remove(s.File)
+		})
+	}
+}
+
+// Only the newest three builds are kept.
+func TestPrune(t *testing.T) {
+	dir := home(t)
+	cache := filepath.Join(dir, ".cache", "gorun")
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour)
+	for i, name := range []string{"gorun-0a", "gorun-0b", "gorun-0c", "gorun-0d", "other"} {
+		file := filepath.Join(cache, name)
+		if err := errors.Join(os.WriteFile(file, nil, 0o700), os.Chtimes(file, old.Add(time.Duration(i)*time.Minute), old.Add(time.Duration(i)*time.Minute))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := builds(t)
+	if _, err := talk(t, way.Shell(), way.Target{Name: "x"}, Options{Builds: b}); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, n := range names(t, cache) {
+		got[n] = true
+	}
+	if want := map[string]bool{"gorun-0c": true, "gorun-0d": true, "other": true, "gorun-" + b.Hash(): true}; !cmp.Equal(got, want) {
+		t.Errorf("cache: %v, want %v", got, want)
+	}
+}
+
+// Several jobs at once on an empty cache: each starts, and one file is left.
+func TestAtOnce(t *testing.T) {
+	dir := home(t)
+	b := builds(t)
+	var wait sync.WaitGroup
+	for range 6 {
+		wait.Go(func() {
+			if _, err := talk(t, way.Shell(), way.Target{Name: "x"}, Options{Builds: b}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	if files := names(t, filepath.Join(dir, ".cache/gorun")); !cmp.Equal(files, []string{"gorun-" + b.Hash()}) {
+		t.Errorf("cache: %v", files)
+	}
+}
+
+// script makes a way that runs a shell script of the test's in place of the line.
+func fake(t *testing.T, text string) way.Way {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "sh")
+	if err := os.WriteFile(file, []byte("#!/bin/sh\n"+text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w, err := way.NewCommand(file + " %h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func TestFailures(t *testing.T) {
+	// What the script's arguments are, for those that play the host.
+	const mark = `set -- $(printf %s "$2" | tail -c 120); for m in "$@"; do case $m in gorun-*) break;; esac; done; `
+	for _, c := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"nologin", "echo This account is currently not available.; exit 1", []string{"x: start the agent: the session ended before it: exit status 1", "This account is currently not available."}},
+		{"stderr", "echo no such thing >&2; exit 127", []string{"exit status 127", "no such thing"}},
+		{"killed", "kill -9 $$", []string{"killed by SIGKILL"}},
+		{"noise without end", "yes | head -c 80000000", []string{"the answer is not gorun's"}},
+		{"line without end", mark + "echo $m $(yes | head -c 60000)", []string{"the answer is not gorun's"}},
+		{"unknown verb", mark + "echo $m dance", []string{`its shell said "dance"`}},
+		{"no directory", mark + "echo $m none it is all full", []string{"no directory on it takes the program and lets it run: it is all full"}},
+		{"other system", mark + "echo $m arch amd64 FreeBSD; cat", []string{"its architecture is amd64 FreeBSD: gorun's agent runs on Linux, not on FreeBSD"}},
+		{"other machine", mark + "echo $m arch riscv64 Linux; cat", []string{"its architecture is riscv64 Linux", "gorun-linux-riscv64"}},
+		{"ends while it is sent to", mark + "echo $m send raw /tmp; exit 3", []string{"send gorun"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := talk(t, fake(t, c.text), way.Target{Name: "x"}, Options{Builds: builds(t)})
+			if err == nil {
+				t.Fatal("it started")
+			}
+			for _, want := range c.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error: %v\nwant %q in it", err, want)
+				}
+			}
+			if len(err.Error()) > 1500 {
+				t.Errorf("error of %d bytes", len(err.Error()))
+			}
+		})
+	}
+	t.Run("silent", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		_, err := Open(ctx, fake(t, "exec sleep 100"), way.Target{Name: "x"}, Options{Builds: builds(t)})
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error: %v, want the deadline", err)
+		}
+	})
+}
+
+// A host of another architecture gets the program that stands beside gorun.
+func TestOtherArchitecture(t *testing.T) {
+	dir := t.TempDir()
+	b, err := NewBuilds(filepath.Join(dir, "gorun"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[b.own.arch]
+	if err := os.WriteFile(filepath.Join(dir, "gorun-linux-"+other), []byte("not quite a program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	o, err := b.For(t.Context(), other+" Linux")
+	if err != nil || !bytes.Equal(o.data, []byte("not quite a program")) || o.arch != other {
+		t.Errorf("%+v, %v", o, err)
+	}
+	// It is sent, found not to run, and that is said.
+	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[other]
+	bin := filepath.Join(dir, "bin")
+	if err := errors.Join(os.Mkdir(bin, 0o755), os.WriteFile(filepath.Join(bin, "uname"), []byte("#!/bin/sh\n[ \"$1\" = -m ] && echo "+machine+" || echo Linux\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	home(t)
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	_, err = talk(t, way.Shell(), way.Target{Name: "x"}, Options{Builds: b})
+	if err == nil || !strings.Contains(err.Error(), "no directory on it takes the program and lets it run") {
+		t.Errorf("error: %v", err)
+	}
+}
+
+// Real hosts, by OpenSSH's client.
+func TestHosts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: makes hosts")
+	}
+	b := builds(t)
+	for _, c := range []struct {
+		name string
+		o    testhosts.Options
+		dir  string // where the agent lies then
+		err  string
+	}{
+		{"plain", testhosts.Options{}, "/root/.cache/gorun/", ""},
+		{"noise", testhosts.Options{RC: "echo welcome; echo to h1 >&2\n", Shell: "/bin/bash"}, "/root/.cache/gorun/", ""},
+		{"user", testhosts.Options{User: testhosts.User}, "/home/worker/.cache/gorun/", ""},
+		{"home read only", testhosts.Options{HomeReadOnly: true}, "/var/tmp/gorun-0/", ""},
+		{"home full", testhosts.Options{HomeSize: "1m"}, "/var/tmp/gorun-0/", ""},
+		{"nowhere", testhosts.Options{HomeReadOnly: true, TmpNoExec: true}, "", "no directory on it takes the program and lets it run"},
+		{"nologin", testhosts.Options{Shell: "/usr/sbin/nologin"}, "", "This account is currently not available."},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := testhosts.New(t, 1, c.o)
+			cmd := h.Launcher(t.Context(), "ssh", "-F", h.SSHConfig, "h1")
+			w, err := way.NewCommand(strings.Join(cmd.Args[:len(cmd.Args)-1], " ")) // the host comes with the target
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, pushed := range []bool{true, false} {
+				s, err := talk(t, w, way.Target{Name: "h1"}, Options{Builds: b})
+				if c.err != "" {
+					if err == nil || !strings.Contains(err.Error(), c.err) {
+						t.Errorf("error: %v, want %q in it", err, c.err)
+					}
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if s.File != c.dir+"gorun-"+b.Hash() || s.Pushed != pushed {
+					t.Errorf("started %s, pushed %v, want %v from %s", s.File, s.Pushed, pushed, c.dir)
+				}
+				if c.o.RC != "" && !strings.Contains(s.Noise, "welcome") {
+					t.Errorf("noise: %q", s.Noise)
+				}
+			}
+			for _, dir := range []string{"/root", "/home", "/tmp", "/var/tmp", "/run"} {
+				files, err := h.Files(0, dir)
+				if err != nil {
+					t.Error(err)
+				}
+				for _, f := range files {
+					if strings.Contains(f, "gorun") && f != c.dir+"gorun-"+b.Hash() {
+						t.Errorf("left behind: %s", f)
+					}
+				}
+			}
+		})
+	}
+}
