@@ -9,7 +9,7 @@ import (
 
 // Job is what a user asks for. The zero value of each field is its default.
 type Job struct {
-	NP              int           // number of ranks; 0: one
+	NP              int           // number of ranks; 0: every slot of the hosts; without hosts one a GPU, at least one
 	Program         string        // a name that is looked up in PATH, a path, or a directory with a Go main package
 	Args            []string      // the program's arguments
 	Dir             string        // working directory of the ranks; "": the current one
@@ -21,7 +21,26 @@ type Job struct {
 	Stdin           string        // who reads gorun's stdin: StdinRank0 or StdinNone; "": rank 0
 	KeepLauncherEnv bool          // let the ranks inherit the variables that another launcher left over
 	Report          string        // file for the account in JSON; "": none
+
+	Hosts         []Host // where the ranks run; none: this host
+	Hostfile      string // file with the hosts; "": none
+	MapBy         *MapBy // how ranks are placed on hosts; nil: by slot
+	Oversubscribe bool   // a host may get more ranks than it has slots
+	RM            string // whose allocation gives the hosts where neither Hosts nor Hostfile does; "": the one that is there
+
+	RSH               string        // command that reaches a host; "": the built-in ssh client
+	SSHConfig         string        // ssh configuration; "": the user's and the system's
+	AcceptNewHostKeys bool          // take the key of a host that is not known yet
+	ConnectTimeout    time.Duration // for reaching all hosts; 0: DefaultConnectTimeout
+	Ports             PortRange     // for gorun's own connections between hosts; zero: any
+	Stage             []string      // files that are sent to the hosts beside the program; StageNone alone: not even that
 }
+
+// PortRange is a range of ports, both ends belong to it.
+type PortRange struct{ From, To int }
+
+// StageNone as the only element of Job.Stage says that the program is on every host.
+const StageNone = "none"
 
 // Setting is a variable for the ranks. Without a value it names one that they inherit although it would be scrubbed.
 type Setting struct {
@@ -36,6 +55,8 @@ const (
 )
 
 const (
+	// DefaultConnectTimeout is what a host may take that boots its containers, or whose sshd refuses a few connections first.
+	DefaultConnectTimeout = 30 * time.Second
 	// DefaultKillGrace is long enough for a handler that closes files, and short enough to wait for.
 	DefaultKillGrace = 5 * time.Second
 	// NoGrace kills at once.
@@ -46,7 +67,7 @@ const (
 )
 
 // merge sets the fields of j that are zero to those of the other, which has less precedence. Variables of both are
-// kept; those of j come last, and win.
+// kept; those of j come last, and win. The hosts are those of one place, whether they are listed or in a hostfile.
 func (j *Job) merge(o Job) {
 	def(&j.NP, o.NP)
 	if j.Program == "" {
@@ -60,6 +81,20 @@ func (j *Job) merge(o Job) {
 	def(&j.TagOutput, o.TagOutput)
 	def(&j.Stdin, o.Stdin)
 	j.KeepLauncherEnv = j.KeepLauncherEnv || o.KeepLauncherEnv
+	if len(j.Hosts) == 0 && j.Hostfile == "" {
+		j.Hosts, j.Hostfile = o.Hosts, o.Hostfile
+	}
+	def(&j.RM, o.RM)
+	def(&j.MapBy, o.MapBy)
+	j.Oversubscribe = j.Oversubscribe || o.Oversubscribe
+	def(&j.RSH, o.RSH)
+	def(&j.SSHConfig, o.SSHConfig)
+	j.AcceptNewHostKeys = j.AcceptNewHostKeys || o.AcceptNewHostKeys
+	def(&j.ConnectTimeout, o.ConnectTimeout)
+	def(&j.Ports, o.Ports)
+	if len(j.Stage) == 0 {
+		j.Stage = o.Stage
+	}
 	j.Env = append(append([]Setting(nil), o.Env...), j.Env...)
 }
 
@@ -121,12 +156,82 @@ func ParseGrace(s string) (time.Duration, error) {
 	return d, err
 }
 
+// ParseConnectTimeout reads a duration that is not zero.
+func ParseConnectTimeout(s string) (time.Duration, error) {
+	d, err := ParseDuration(s)
+	if err == nil && d == 0 {
+		return 0, fmt.Errorf("%q is no time at all", s)
+	}
+	return d, err
+}
+
+// ParsePorts reads a range of ports: 40000-40100, or one port.
+func ParsePorts(s string) (PortRange, error) {
+	from, to, isRange := strings.Cut(s, "-")
+	if !isRange {
+		to = from
+	}
+	var r PortRange
+	var err error
+	if r.From, err = parsePort(from); err == nil {
+		r.To, err = parsePort(to)
+	}
+	if err != nil || r.To < r.From {
+		return PortRange{}, fmt.Errorf("%q is no range of ports such as 40000-40100", s)
+	}
+	return r, nil
+}
+
+func (r PortRange) String() string {
+	if r.From == r.To {
+		return strconv.Itoa(r.From)
+	}
+	return strconv.Itoa(r.From) + "-" + strconv.Itoa(r.To)
+}
+
 // CommandLine is the gorun command line that asks for the same job.
 func (j Job) CommandLine() string {
 	words := []string{"gorun"}
 	add := func(w ...string) { words = append(words, w...) }
 	if j.NP != 0 {
 		add("-np", strconv.Itoa(j.NP))
+	}
+	if len(j.Hosts) > 0 {
+		var list []string
+		for _, h := range j.Hosts {
+			list = append(list, h.String())
+		}
+		add("-H", strings.Join(list, ","))
+	}
+	if j.Hostfile != "" {
+		add("--hostfile", j.Hostfile)
+	}
+	if j.RM != "" {
+		add("--rm", j.RM)
+	}
+	if j.MapBy != nil {
+		add("--map-by", j.MapBy.String())
+	}
+	if j.Oversubscribe {
+		add("--oversubscribe")
+	}
+	if j.RSH != "" {
+		add("--rsh", j.RSH)
+	}
+	if j.SSHConfig != "" {
+		add("--ssh-config", j.SSHConfig)
+	}
+	if j.AcceptNewHostKeys {
+		add("--accept-new-host-keys")
+	}
+	if j.ConnectTimeout != 0 {
+		add("--connect-timeout", j.ConnectTimeout.String())
+	}
+	if j.Ports != (PortRange{}) {
+		add("--port-range", j.Ports.String())
+	}
+	for _, f := range j.Stage {
+		add("--stage", f)
 	}
 	for _, s := range j.Env {
 		if s.Inherit {

@@ -23,7 +23,8 @@ type Plan struct {
 	Timeout   time.Duration `json:"timeout_ns"`
 	KillGrace time.Duration `json:"kill_grace_ns"` // 0: none
 	Report    string        `json:"report,omitempty"`
-	Remote    Remote        `json:"remote,omitzero"` // for the hosts that are not local
+	Unused    []string      `json:"unused,omitempty"` // names of hosts that got no rank
+	Remote    Remote        `json:"remote,omitzero"`  // for the hosts that are not local
 
 	inherit []string // what ranks on the local host inherit, without what Env sets
 }
@@ -67,22 +68,21 @@ var AtLaunch = []string{"GORUN_JOB_ID", "GORUN_CONTROL", "MASTER_ADDR", "MASTER_
 
 // Facts are what a plan depends on beside the job.
 type Facts struct {
-	Program Program
-	Host    string   // this host's name
-	Dir     string   // the current directory, absolute
-	Environ []string // gorun's environment
+	Program    Program
+	Host       string     // this host's name
+	Dir        string     // the current directory, absolute
+	Environ    []string   // gorun's environment
+	Hostfile   []Host     // what is in the job's hostfile
+	Allocation Allocation // what a resource manager gave
+	GPUs       int        // how many this host has
 }
 
 // Plan works the job out. It touches nothing: the same job and facts give the same plan.
 func (j Job) Plan(f Facts) (*Plan, error) {
-	np := j.NP
-	if np == 0 {
-		np = 1
+	if j.NP < 0 || j.NP > MaxNP {
+		return nil, usagef("number of ranks %d: must be from 1 to %d", j.NP, MaxNP)
 	}
-	if np < 0 || np > MaxNP {
-		return nil, usagef("number of ranks %d: must be from 1 to %d", np, MaxNP)
-	}
-	p := &Plan{Program: f.Program, Dir: f.Dir, Hosts: []PlanHost{{Name: f.Host, Slots: np, Local: true}}, TagOutput: j.TagOutput != nil && *j.TagOutput, Timeout: j.Timeout, KillGrace: j.KillGrace, Report: j.Report}
+	p := &Plan{Program: f.Program, Dir: f.Dir, TagOutput: j.TagOutput != nil && *j.TagOutput, Timeout: j.Timeout, KillGrace: j.KillGrace, Report: j.Report}
 	switch {
 	case j.KillGrace == 0:
 		p.KillGrace = DefaultKillGrace
@@ -90,10 +90,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 		p.KillGrace = 0
 	}
 	if j.Dir != "" {
-		p.Dir = j.Dir
-		if !strings.HasPrefix(p.Dir, "/") {
-			p.Dir = strings.TrimSuffix(f.Dir, "/") + "/" + p.Dir
-		}
+		p.Dir = absolute(f.Dir, j.Dir)
 	}
 	switch j.Stdin {
 	case "", StdinRank0:
@@ -102,29 +99,123 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	default:
 		return nil, usagef("stdin %s: must be %s or %s", j.Stdin, StdinRank0, StdinNone)
 	}
-	device := j.Device
 	settings, err := checkSettings(j.Env)
 	if err != nil {
 		return nil, err
 	}
-	inherit := f.Environ
-	if !j.KeepLauncherEnv {
-		var removed []string
-		inherit, removed = rankenv.Scrub(f.Environ)
-		for _, kv := range removed {
-			name, _, _ := strings.Cut(kv, "=")
-			if slices.ContainsFunc(settings, func(s Setting) bool { return s.Inherit && s.Name == name }) {
-				inherit = append(inherit, kv)
-			} else {
-				p.Removed = append(p.Removed, name)
-			}
-		}
-		slices.Sort(p.Removed)
+	on, err := j.placeRanks(p, f)
+	if err != nil {
+		return nil, err
 	}
-	argv := append([]string{f.Program.Name}, j.Args...)
-	for r := range np {
-		place := rankenv.Env{Launcher: "gorun", Rank: r, Size: np, LocalRank: r, LocalSize: np, Nodes: 1, Device: device}
-		pr := PlanRank{Rank: r, LocalRank: r, Device: device, Argv: argv}
+	if err := j.planRemote(p, f, settings); err != nil {
+		return nil, err
+	}
+	p.planRanks(on, append([]string{f.Program.Name}, j.Args...), j.Device, settings)
+	p.planInherited(j, f, settings)
+	return p, nil
+}
+
+func absolute(dir, path string) string {
+	if strings.HasPrefix(path, "/") {
+		return path
+	}
+	return strings.TrimSuffix(dir, "/") + "/" + path
+}
+
+// placeRanks finds the hosts that get ranks, and the host of each rank.
+func (j Job) placeRanks(p *Plan, f Facts) ([]int, error) {
+	hosts := j.Hosts
+	allocated := false
+	switch {
+	case len(j.Hosts) > 0 && j.Hostfile != "":
+		return nil, usagef("hosts are given twice, by -H (or [[host]]) and by the hostfile %s: give one of them", j.Hostfile)
+	case j.Hostfile != "":
+		hosts = f.Hostfile
+	case len(j.Hosts) == 0:
+		hosts, allocated = f.Allocation.Hosts, true
+	}
+	local := func(h Host) bool { return j.isLocal(f, h) }
+	hosts, err := uniteHosts(hosts, local)
+	if err != nil {
+		return nil, err
+	}
+	mapBy := MapBy{}
+	if j.MapBy != nil {
+		mapBy = *j.MapBy
+	}
+	np := j.NP
+	oversubscribe := j.Oversubscribe
+	if len(hosts) == 0 {
+		hosts = []Host{{Name: f.Host, Addr: f.Host}}
+		local = func(Host) bool { return true }
+	}
+	if len(hosts) == 1 && local(hosts[0]) && mapBy.PPR == 0 {
+		// On this host alone any number of ranks may run, unless the user has said how many it takes.
+		if h := &hosts[0]; len(j.Hosts) == 0 && j.Hostfile == "" && np == 0 && h.Slots <= 1 && j.Device == "" {
+			np = max(f.GPUs, 1)
+		}
+		oversubscribe = oversubscribe || allocated || hosts[0].Slots == 0
+		if hosts[0].Slots == 0 {
+			hosts[0].Slots = max(np, 1)
+		}
+	}
+	on, err := place(np, hosts, mapBy, oversubscribe)
+	if err != nil {
+		return nil, err
+	}
+	// Hosts without a rank are no part of the job.
+	index := make([]int, len(hosts))
+	used := make([]bool, len(hosts))
+	for _, i := range on {
+		used[i] = true
+	}
+	for i, h := range hosts {
+		if !used[i] {
+			p.Unused = append(p.Unused, h.Name)
+			continue
+		}
+		index[i] = len(p.Hosts)
+		ph := PlanHost{Name: h.Name, Slots: h.slots(), Local: local(h)}
+		if mapBy.PPR > 0 && h.Slots == 0 {
+			ph.Slots = mapBy.PPR
+		}
+		if !ph.Local {
+			ph.User, ph.Addr, ph.Port = h.User, h.Addr, h.Port
+		}
+		p.Hosts = append(p.Hosts, ph)
+	}
+	for r, i := range on {
+		on[r] = index[i]
+	}
+	return on, nil
+}
+
+// isLocal reports whether a host is the one that gorun runs on. Where a user, a port or another way is given, the way is wanted.
+func (j Job) isLocal(f Facts, h Host) bool {
+	if j.RSH != "" || h.User != "" || h.Port != 0 {
+		return false
+	}
+	if strings.EqualFold(h.Addr, "localhost") || strings.EqualFold(h.Addr, f.Host) {
+		return true
+	}
+	// A name without dots is looked up in the own domain first.
+	if first, _, dotted := strings.Cut(f.Host, "."); dotted && strings.EqualFold(h.Addr, first) {
+		return true
+	}
+	return slices.Contains(f.Allocation.Own, h.Addr)
+}
+
+// planRanks makes the ranks, of which on names the hosts.
+func (p *Plan) planRanks(on []int, argv []string, device string, settings []Setting) {
+	local := make([]int, len(p.Hosts)) // ranks of each host so far
+	size := make([]int, len(p.Hosts))
+	for _, h := range on {
+		size[h]++
+	}
+	for r, h := range on {
+		place := rankenv.Env{Launcher: "gorun", Rank: r, Size: len(on), LocalRank: local[h], LocalSize: size[h], Node: h, Nodes: len(p.Hosts), Device: device}
+		pr := PlanRank{Rank: r, Host: h, LocalRank: local[h], Device: device, Argv: argv}
+		local[h]++
 		pr.Env = place.Environ()
 		for _, s := range settings {
 			if s.Inherit {
@@ -135,27 +226,102 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 		}
 		p.Ranks = append(p.Ranks, pr)
 	}
-	set := map[string]bool{}
-	for _, name := range AtLaunch {
-		set[name] = true
+}
+
+// planInherited finds what ranks of the local host inherit of gorun's environment.
+func (p *Plan) planInherited(j Job, f Facts, settings []Setting) {
+	inherit := f.Environ
+	if !j.KeepLauncherEnv {
+		var removed []string
+		inherit, removed = rankenv.Scrub(f.Environ)
+		for _, kv := range removed {
+			name, _, _ := strings.Cut(kv, "=")
+			if inherits(settings, name) {
+				inherit = append(inherit, kv)
+			} else {
+				p.Removed = append(p.Removed, name)
+			}
+		}
+		slices.Sort(p.Removed)
 	}
-	for _, kv := range p.Ranks[0].Env {
-		name, _, _ := strings.Cut(kv, "=")
-		set[name] = true
-	}
-	seen := map[string]bool{}
 	if j.Dir != "" {
 		inherit = append([]string{"PWD=" + p.Dir}, inherit...)
 	}
-	for _, kv := range inherit {
-		name, _, _ := strings.Cut(kv, "=")
-		if set[name] || seen[name] {
-			continue // getenv finds the first of two
-		}
-		seen[name] = true
-		p.inherit = append(p.inherit, kv)
+	p.inherit = without(inherit, setNames(p.Ranks[0].Env, AtLaunch))
+}
+
+func inherits(settings []Setting, name string) bool {
+	return slices.ContainsFunc(settings, func(s Setting) bool { return s.Inherit && s.Name == name })
+}
+
+// planRemote is what the hosts that are not local need.
+func (j Job) planRemote(p *Plan, f Facts, settings []Setting) error {
+	noStage := slices.Contains(j.Stage, StageNone)
+	if noStage && len(j.Stage) > 1 {
+		return usagef("--stage %s and files to send contradict each other", StageNone)
 	}
-	return p, nil
+	if !slices.ContainsFunc(p.Hosts, func(h PlanHost) bool { return !h.Local }) {
+		return nil
+	}
+	if j.RSH != "" && j.SSHConfig != "" {
+		return usagef("--ssh-config is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F %s)", shellQuote(j.SSHConfig))
+	}
+	p.Remote = Remote{RSH: j.RSH, SSHConfig: j.SSHConfig, AcceptNewHostKeys: j.AcceptNewHostKeys, ConnectTimeout: j.ConnectTimeout,
+		PortFrom: j.Ports.From, PortTo: j.Ports.To, NoStage: noStage}
+	if p.Remote.ConnectTimeout == 0 {
+		p.Remote.ConnectTimeout = DefaultConnectTimeout
+	}
+	if !noStage {
+		for _, file := range j.Stage {
+			p.Remote.Stage = append(p.Remote.Stage, absolute(f.Dir, file))
+		}
+	}
+	for _, kv := range without(f.Environ, nil) {
+		name, _, _ := strings.Cut(kv, "=")
+		set := slices.ContainsFunc(settings, func(s Setting) bool { return !s.Inherit && s.Name == name })
+		if !set && (forwarded(name) || inherits(settings, name)) {
+			p.Remote.Forward = append(p.Remote.Forward, kv)
+		}
+	}
+	slices.Sort(p.Remote.Forward)
+	return nil
+}
+
+// forwarded names the variables that ranks on other hosts get without being asked for: settings of the collectives' libraries and
+// of gorun's own that ranks read. All else there is the host's own, PATH and LD_LIBRARY_PATH above all.
+func forwarded(name string) bool {
+	if strings.HasPrefix(name, "NCCL_") || strings.HasPrefix(name, "MCCL_") {
+		return true
+	}
+	return name != "GORUN_DEVICE" && slices.ContainsFunc(rankenv.Vars, func(v rankenv.Var) bool { return v.By == rankenv.ByUser && v.Name == name }) ||
+		strings.HasPrefix(name, "GORUN_") && strings.HasSuffix(name, "_LIB")
+}
+
+// setNames are the names of variables and the further names, as a set.
+func setNames(vars, names []string) map[string]bool {
+	set := make(map[string]bool, len(vars)+len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	for _, kv := range vars {
+		name, _, _ := strings.Cut(kv, "=")
+		set[name] = true
+	}
+	return set
+}
+
+// without is environ without the variables in set; of two settings of a variable the first stays, which is what getenv finds.
+func without(environ []string, set map[string]bool) []string {
+	out := make([]string, 0, len(environ))
+	seen := make(map[string]bool, len(environ))
+	for _, kv := range environ {
+		name, _, _ := strings.Cut(kv, "=")
+		if !set[name] && !seen[name] {
+			seen[name] = true
+			out = append(out, kv)
+		}
+	}
+	return out
 }
 
 // userMay are variables that gorun gives to ranks and that a user may set instead.
@@ -211,6 +377,23 @@ func (p *Plan) hostNames() []string {
 	return names
 }
 
+// remoteEnviron is the whole environment of a rank on a host whose login has the given one: of that, without what another launcher left
+// over there, what neither the rank, atLaunch nor forward sets.
+func remoteEnviron(login, forward, rank, atLaunch []string) []string {
+	login, _ = rankenv.Scrub(login)
+	set := setNames(rank, nil)
+	env := append([]string(nil), rank...)
+	for _, more := range [][]string{atLaunch, forward, login} {
+		more = without(more, set)
+		env = append(env, more...)
+		for _, kv := range more {
+			name, _, _ := strings.Cut(kv, "=")
+			set[name] = true
+		}
+	}
+	return env
+}
+
 // environ is the whole environment of a rank on the local host.
 func (p *Plan) environ(r *PlanRank, atLaunch []string) []string {
 	env := make([]string, 0, len(p.inherit)+len(r.Env)+len(atLaunch))
@@ -228,11 +411,8 @@ func (p *Plan) environ(r *PlanRank, atLaunch []string) []string {
 // Write prints the plan for a person.
 func (p *Plan) Write(w io.Writer) error {
 	var b strings.Builder
-	n := "ranks"
-	if len(p.Ranks) == 1 {
-		n = "rank"
-	}
-	fmt.Fprintf(&b, "%d %s on %s\n", len(p.Ranks), n, strings.Join(p.hostNames(), ", "))
+	fmt.Fprintf(&b, "%s on %s\n", count(len(p.Ranks), "rank"), strings.Join(p.hostNames(), ", "))
+	p.writeHosts(&b)
 	if p.Program.GoDir != "" {
 		fmt.Fprintf(&b, "program    %s (Go package in %s, built at launch)\n", p.Program.Name, p.Program.GoDir)
 	} else {
@@ -251,6 +431,7 @@ func (p *Plan) Write(w io.Writer) error {
 	if len(p.Removed) > 0 {
 		fmt.Fprintf(&b, "removed    %s\n", strings.Join(p.Removed, " "))
 	}
+	p.Remote.write(&b)
 	fmt.Fprintf(&b, "at launch  %s\n", strings.Join(AtLaunch, " "))
 	for _, r := range p.Ranks {
 		device := r.Device
@@ -277,6 +458,56 @@ func (p *Plan) Write(w io.Writer) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeHosts prints the hosts of a plan that has more than the local one.
+func (p *Plan) writeHosts(b *strings.Builder) {
+	if len(p.Hosts) > 1 || !p.Hosts[0].Local {
+		for i, h := range p.Hosts {
+			var ranks []int
+			for _, r := range p.Ranks {
+				if r.Host == i {
+					ranks = append(ranks, r.Rank)
+				}
+			}
+			way := "this host"
+			if !h.Local {
+				way = "through " + Host{User: h.User, Addr: h.Addr, Port: h.Port}.String()
+			}
+			fmt.Fprintf(b, "host       %s (%s), %s, %s\n", h.Name, way, count(h.Slots, "slot"), ranksText(ranks))
+		}
+	}
+	if len(p.Unused) > 0 {
+		fmt.Fprintf(b, "not used   %s\n", strings.Join(p.Unused, ", "))
+	}
+}
+
+func (r *Remote) write(b *strings.Builder) {
+	if r.ConnectTimeout == 0 {
+		return // no host is remote
+	}
+	way := "built-in ssh client"
+	if r.RSH != "" {
+		way = r.RSH
+	} else if r.SSHConfig != "" {
+		way += ", configuration " + r.SSHConfig
+	}
+	fmt.Fprintf(b, "way        %s, within %v\n", way, r.ConnectTimeout)
+	if r.AcceptNewHostKeys {
+		fmt.Fprintf(b, "host keys  those of unknown hosts are accepted\n")
+	}
+	if r.PortFrom > 0 {
+		fmt.Fprintf(b, "ports      %v\n", PortRange{r.PortFrom, r.PortTo})
+	}
+	if r.NoStage {
+		fmt.Fprintf(b, "stage      nothing\n")
+	} else {
+		fmt.Fprintf(b, "stage      %s\n", strings.Join(append([]string{"the program, where it is not the same"}, r.Stage...), ", "))
+	}
+	for _, kv := range r.Forward {
+		name, value, _ := strings.Cut(kv, "=")
+		fmt.Fprintf(b, "forwarded  %s=%s\n", name, shellQuote(value))
+	}
 }
 
 // shellQuote writes a word so that a shell reads it back.

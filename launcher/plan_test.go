@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -187,5 +188,137 @@ func TestParseDuration(t *testing.T) {
 	}
 	if got, err := ParseGrace("0s"); err != nil || got != NoGrace {
 		t.Errorf("ParseGrace(0s) = %v, %v, want NoGrace", got, err)
+	}
+}
+
+func TestPlanHosts(t *testing.T) {
+	facts := testFacts
+	facts.Environ = append([]string{"NCCL_DEBUG=WARN", "NCCL_ALGO=Ring", "GORUN_NCCL_LIB=/l.so", "GORUN_DEVICE=0", "GORUN_TIMEOUT=3", "LD_LIBRARY_PATH=/x", "MINE=1", "NCCL_DEBUG=twice"}, facts.Environ...)
+	hosts, err := ParseHosts("a:1,me@b:3,ssh://c:2222:2,unused:4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	job := Job{NP: 6, Program: "./prog", Args: []string{"x"}, Hosts: hosts, Stage: []string{"data.bin", "/abs"}, Ports: PortRange{40000, 40100},
+		Env: []Setting{{Name: "NCCL_ALGO", Value: "Tree"}, {Name: "MINE", Inherit: true}, {Name: "SLURM_PROCID", Inherit: true}}}
+	p, err := job.Plan(facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := p.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "hosts.txt", b.String())
+	js, err := json.MarshalIndent(p, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "hosts.json", string(js)+"\n")
+
+	env := remoteEnviron([]string{"HOME=/there", "PATH=/usr/bin", "PATH=/second", "RANK=8", "NCCL_DEBUG=TRACE", "NCCL_ALGO=there", "OMPI_X=1"}, p.Remote.Forward, p.Ranks[5].Env, []string{"MASTER_ADDR=10.0.0.1"})
+	got := map[string]string{}
+	for _, kv := range env {
+		name, value, _ := strings.Cut(kv, "=")
+		if old, twice := got[name]; twice {
+			t.Errorf("%s is set twice: %q and %q", name, old, value)
+		}
+		got[name] = value
+	}
+	for name, want := range map[string]string{"HOME": "/there", "PATH": "/usr/bin", "RANK": "5", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree", "MINE": "1", "SLURM_PROCID": "3",
+		"GORUN_NCCL_LIB": "/l.so", "MASTER_ADDR": "10.0.0.1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2", "GROUP_WORLD_SIZE": "3", "CROSS_SIZE": "3", "WORLD_SIZE": "6"} {
+		if got[name] != want {
+			t.Errorf("%s = %q, want %q", name, got[name], want)
+		}
+	}
+	for _, name := range []string{"LD_LIBRARY_PATH", "GORUN_TIMEOUT", "OMPI_X", "GORUN_DEVICE"} {
+		if v, ok := got[name]; ok {
+			t.Errorf("%s = %q, want it not set", name, v)
+		}
+	}
+}
+
+// Which hosts a plan has, how many ranks run on each, and which one is local.
+func TestPlanPlacement(t *testing.T) {
+	hosts := func(list string) []Host {
+		h, err := ParseHosts(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	allocation := func(list string, own ...string) Allocation {
+		return Allocation{Hosts: hosts(list), From: "X", Own: own}
+	}
+	for _, c := range []struct {
+		name  string
+		job   Job
+		facts Facts
+		want  string
+	}{
+		{"nothing said", Job{}, Facts{Host: "a"}, "a* 1"},
+		{"one rank a GPU", Job{}, Facts{Host: "a", GPUs: 8}, "a* 8"},
+		{"a number of ranks wins", Job{NP: 2}, Facts{Host: "a", GPUs: 8}, "a* 2"},
+		{"one device", Job{Device: "host"}, Facts{Host: "a", GPUs: 8}, "a* 1"},
+		{"every slot", Job{Hosts: hosts("b:2,c")}, Facts{Host: "a", GPUs: 8}, "b 2, c 1"},
+		{"own name", Job{Hosts: hosts("A:2,b")}, Facts{Host: "a"}, "A* 2, b 1"},
+		{"own name without the domain", Job{Hosts: hosts("a,a.x.y,a.z")}, Facts{Host: "a.x.y"}, "a* 2, a.z 1"},
+		{"two names of this host", Job{Hosts: hosts("localhost:2,b,a:3")}, Facts{Host: "a"}, "localhost* 5, b 1"},
+		{"the way is asked for by a user", Job{Hosts: hosts("me@a,me@localhost")}, Facts{Host: "a"}, "a 1, localhost 1"},
+		{"by a port", Job{Hosts: hosts("ssh://a:22")}, Facts{Host: "a"}, "a 1"},
+		{"by a command", Job{Hosts: hosts("localhost"), RSH: "x"}, Facts{Host: "a"}, "localhost 1"},
+		{"a command without hosts", Job{NP: 3, RSH: "x"}, Facts{Host: "a"}, "a* 3"},
+		{"this host takes any number", Job{NP: 9, Hosts: hosts("localhost")}, Facts{Host: "a"}, "localhost* 9"},
+		{"hostfile", Job{Hostfile: "f"}, Facts{Host: "a", Hostfile: hosts("b:2,b")}, "b 3"},
+		{"hostfile before an allocation", Job{Hostfile: "f"}, Facts{Host: "a", Hostfile: hosts("b"), Allocation: allocation("c")}, "b 1"},
+		{"allocation", Job{}, Facts{Host: "a.x", Allocation: allocation("n1:2,n2:2", "n2")}, "n1 2, n2* 2"},
+		{"allocation of this host", Job{}, Facts{Host: "a", GPUs: 4, Allocation: allocation("a:1")}, "a* 4"},
+		{"allocation of some slots here", Job{}, Facts{Host: "a", GPUs: 4, Allocation: allocation("a:3")}, "a* 3"},
+		{"more ranks than slots here", Job{NP: 5}, Facts{Host: "a", Allocation: allocation("a:3")}, "a* 5"},
+		{"ppr here", Job{MapBy: &MapBy{PPR: 3}}, Facts{Host: "a"}, "a* 3"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := c.job.Plan(c.facts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := make([]int, len(p.Hosts))
+			for _, r := range p.Ranks {
+				if r.LocalRank != n[r.Host] {
+					t.Errorf("rank %d has local rank %d, want %d", r.Rank, r.LocalRank, n[r.Host])
+				}
+				n[r.Host]++
+			}
+			var got []string
+			for i, h := range p.Hosts {
+				local := ""
+				if h.Local {
+					local = "*"
+				}
+				got = append(got, h.Name+local+" "+strconv.Itoa(n[i]))
+				if h.Local != (h.Addr == "") {
+					t.Errorf("host %+v", h)
+				}
+			}
+			if g := strings.Join(got, ", "); g != c.want {
+				t.Errorf("got %s, want %s", g, c.want)
+			}
+		})
+	}
+	for _, c := range []struct {
+		name string
+		job  Job
+		want string
+	}{
+		{"few slots here, said", Job{NP: 3, Hosts: hosts("localhost:2")}, "3 ranks, but host localhost has 2 slots; give their slots (-H localhost:3), or --oversubscribe"},
+		{"few slots there", Job{NP: 3, Hosts: hosts("b")}, "3 ranks, but host b has 1 slot; give their slots (-H b:3), or --oversubscribe"},
+		{"hosts twice", Job{Hosts: hosts("b"), Hostfile: "f"}, "hosts are given twice, by -H (or [[host]]) and by the hostfile f: give one of them"},
+		{"stage", Job{Stage: []string{"none", "f"}}, "--stage none and files to send contradict each other"},
+		{"two ways", Job{Hosts: hosts("b"), RSH: "ssh", SSHConfig: "c d"}, "--ssh-config is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F 'c d')"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := c.job.Plan(testFacts); err == nil || err.Error() != c.want {
+				t.Errorf("got\n  %v, want\n  %s", err, c.want)
+			}
+		})
 	}
 }
