@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
@@ -23,6 +24,7 @@ type bencher struct {
 	stream  *cuda.Stream
 	comm    *nccl.Comm
 	out     *report
+	on      *progress
 	checked int // measurements
 	wrong   int // of them, on any rank
 }
@@ -40,183 +42,183 @@ var (
 
 // measure goes through all series.
 func measure[T cuda.Element](ctx context.Context, b *bencher) error {
+	elem := uint64(cuda.DTypeOf[T]().Size())
 	for _, s := range b.series() {
-		if err := measureSeries[T](ctx, b, s); err != nil {
+		b.on.total += len(b.shaped(s.op, elem, b.comm.Size()))
+	}
+	for _, s := range b.series() {
+		if err := measureSeries[T](ctx, b, s, b.shaped(s.op, elem, b.comm.Size())); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// buffers are a series' memory, large enough for all its sizes.
-type buffers[T cuda.Element] struct {
-	send, recv *cuda.Buffer[T]
-	first      int            // element at which this rank's data begins
-	ends       []func() error // what is to be closed before the memory is freed, the last first
-}
-
-// errNoWindow is on all ranks alike.
-var errNoWindow = errors.New("the communicator has no windows")
-
-func newBuffers[T cuda.Element](ctx context.Context, b *bencher, s series) (_ *buffers[T], err error) {
-	elem := uint64(cuda.DTypeOf[T]().Size())
-	n := 0
-	for _, bytes := range b.sizes() {
-		send, recv, _ := shape(s.op, bytes, elem, b.comm.Size())
-		n = max(n, send, recv)
-	}
-	m := &buffers[T]{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, m.close())
-		}
-	}()
-	alloc := cuda.Malloc[T]
-	if s.mode != "plain" {
-		alloc = nccl.Alloc[T]
-		if s.mode != "window" {
-			// Different offsets on the ranks: else a captured call would use a window, too.
-			m.first = b.comm.Rank() * int(256/elem)
-		}
-	}
-	if m.send, err = alloc(b.dev, m.first+n); err != nil {
-		return nil, err
-	}
-	if !s.inPlace {
-		if m.recv, err = alloc(b.dev, m.first+n); err != nil {
-			return nil, err
-		}
-	}
-	eagerWindow := s.mode == "window" && !s.captured
-	for _, buf := range []*cuda.Buffer[T]{m.send, m.recv} {
-		if buf == nil || s.mode != "local" && !eagerWindow {
-			continue
-		}
-		reg, err := b.comm.Register(buf.Memory())
-		if err != nil {
-			return nil, err
-		}
-		m.ends = append(m.ends, reg.Close)
-		if !eagerWindow {
-			continue
-		}
-		win, err := b.comm.Window(ctx, buf.All().Range())
-		if err != nil {
-			return nil, err
-		}
-		if win == nil {
-			if _, why := b.comm.WindowSupport(); why != "" {
-				return nil, fmt.Errorf("%w: %s", errNoWindow, why)
-			}
-			return nil, fmt.Errorf("%w: another rank's platform has none", errNoWindow)
-		}
-		m.ends = append(m.ends, func() error { return win.Close(context.WithoutCancel(ctx)) })
-	}
-	return m, nil
-}
-
-func (m *buffers[T]) close() error {
-	var errs []error
-	for _, end := range slices.Backward(m.ends) {
-		errs = append(errs, end())
-	}
-	for _, buf := range []*cuda.Buffer[T]{m.send, m.recv} {
-		if buf != nil {
-			errs = append(errs, buf.Free())
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// call is one operation on slices of the right lengths.
-type call[T cuda.Element] struct {
-	b          *bencher
-	s          series
-	send, recv cuda.Slice[T]
-}
-
-func newCall[T cuda.Element](b *bencher, s series, m *buffers[T], bytes uint64) *call[T] {
-	send, recv, _ := shape(s.op, bytes, uint64(cuda.DTypeOf[T]().Size()), b.comm.Size())
-	c := &call[T]{b: b, s: s}
-	if !s.inPlace {
-		c.send, c.recv = m.send.Slice(m.first, m.first+send), m.recv.Slice(m.first, m.first+recv)
-		return c
-	}
-	all := m.send.Slice(m.first, m.first+max(send, recv))
-	c.send, c.recv = all, all
-	switch r := b.comm.Rank(); s.op {
-	case "all-gather":
-		c.send = all.Slice(r*send, (r+1)*send)
-	case "reduce-scatter":
-		c.recv = all.Slice(r*recv, (r+1)*recv)
-	}
-	return c
-}
-
-// issue enqueues the operation once.
-func (c *call[T]) issue(s *cuda.Stream) error {
-	comm := c.b.comm
-	switch c.s.op {
-	case "all-reduce":
-		return nccl.AllReduce(comm, c.send, c.recv, redOps[c.b.red], s)
-	case "all-gather":
-		return nccl.AllGather(comm, c.send, c.recv, s)
-	case "reduce-scatter":
-		return nccl.ReduceScatter(comm, c.send, c.recv, redOps[c.b.red], s)
-	case "broadcast":
-		return nccl.Broadcast(comm, c.send, c.recv, c.b.root, s)
-	case "sendrecv":
-		n := comm.Size()
-		return nccl.Group(func() error {
-			return errors.Join(nccl.Send(comm, c.send, (comm.Rank()+1)%n, s), nccl.Recv(comm, c.recv, (comm.Rank()+n-1)%n, s))
-		}, comm)
-	}
-	return fmt.Errorf("unknown operation %s", c.s.op)
-}
-
-// capture puts n of the call into a graph that runs in the series' mode.
-func (c *call[T]) capture(ctx context.Context, n int) (*graphs.Graph, error) {
-	mode := map[string]nccl.Mode{"plain": nccl.Plain, "local": nccl.Local, "graph": nccl.Graph, "window": nccl.Window}[c.s.mode]
-	return graphs.Capture(ctx, c.b.stream, func(s *cuda.Stream) error {
-		for range n {
-			if err := c.issue(s); err != nil {
-				return err
-			}
-		}
-		return nil
-	}, graphs.Comms(c.b.comm), graphs.Require(mode), graphs.Name(c.s.op))
-}
-
-func measureSeries[T cuda.Element](ctx context.Context, b *bencher, s series) (err error) {
-	m, err := newBuffers[T](ctx, b, s)
-	if errors.Is(err, errNoWindow) {
-		b.out.skipped(s, err)
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("buffers for %s, %s: %w", s.op, s.mode, err)
-	}
-	defer func() { err = errors.Join(err, m.close()) }()
-	last := uint64(0)
-	for _, bytes := range b.sizes() {
-		_, _, size := shape(s.op, bytes, uint64(cuda.DTypeOf[T]().Size()), b.comm.Size())
-		if size == last { // too small to be divided among the ranks
-			continue
-		}
-		last = size
-		p, err := measurePoint(ctx, b, s, newCall(b, s, m, bytes))
-		if errors.Is(err, graphs.ErrMode) { // on all ranks alike
+func measureSeries[T cuda.Element](ctx context.Context, b *bencher, s series, sizes []uint64) error {
+	for i, size := range sizes {
+		b.on.at(s, size)
+		p, err := measurePoint[T](ctx, b, s, size)
+		if errors.Is(err, errNoWindow) || errors.Is(err, graphs.ErrMode) { // on all ranks alike
 			b.out.skipped(s, err)
+			b.on.total -= len(sizes) - i
 			return nil
 		}
 		if err != nil {
 			return fmt.Errorf("%s of %d bytes, %s, %s: %w", s.op, size, s.mode, s.calls(), err)
 		}
+		b.on.done++
 		if err := b.out.point(s, p); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// errNoWindow is on all ranks alike.
+var errNoWindow = errors.New("the communicator has no windows")
+
+// memory is what a measurement works on. Each buffer is as large as the call needs, for what the runtime chooses may depend on it.
+type memory[T cuda.Element] struct {
+	send, recv []cuda.Slice[T] // that calls take in turn
+	ends       []func() error  // in the order in which they were opened
+}
+
+func newMemory[T cuda.Element](ctx context.Context, b *bencher, s series, size uint64) (_ *memory[T], err error) {
+	m := &memory[T]{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	elem := uint64(cuda.DTypeOf[T]().Size())
+	send, recv, _ := shape(s.op, size, elem, b.comm.Size())
+	first := 0
+	if s.mode == "local" || s.mode == "graph" {
+		// Different offsets on the ranks: else a captured call would use a window.
+		first = b.comm.Rank() * int(256/elem)
+	}
+	for range b.turns(size) {
+		if s.inPlace {
+			all, err := m.open(ctx, b, s, first, max(send, recv))
+			if err != nil {
+				return nil, err
+			}
+			out, in := all, all
+			switch r := b.comm.Rank(); s.op {
+			case "all-gather":
+				out = all.Slice(r*send, (r+1)*send)
+			case "reduce-scatter":
+				in = all.Slice(r*recv, (r+1)*recv)
+			}
+			m.send, m.recv = append(m.send, out), append(m.recv, in)
+			continue
+		}
+		out, err := m.open(ctx, b, s, first, send)
+		if err != nil {
+			return nil, err
+		}
+		in, err := m.open(ctx, b, s, first, recv)
+		if err != nil {
+			return nil, err
+		}
+		m.send, m.recv = append(m.send, out), append(m.recv, in)
+	}
+	return m, nil
+}
+
+// open makes a buffer in the series' mode: n elements from first on.
+func (m *memory[T]) open(ctx context.Context, b *bencher, s series, first, n int) (all cuda.Slice[T], err error) {
+	alloc := nccl.Alloc[T]
+	if s.mode == "plain" {
+		alloc = cuda.Malloc[T]
+	}
+	buf, err := alloc(b.dev, first+n)
+	if err != nil {
+		return all, err
+	}
+	m.ends = append(m.ends, buf.Free)
+	all = buf.Slice(first, first+n)
+	eagerWindow := s.mode == "window" && !s.captured
+	if s.mode != "local" && !eagerWindow {
+		return all, nil
+	}
+	reg, err := b.comm.Register(buf.Memory())
+	if err != nil {
+		return all, err
+	}
+	m.ends = append(m.ends, reg.Close)
+	if !eagerWindow {
+		return all, nil
+	}
+	win, err := b.comm.Window(ctx, buf.All().Range())
+	if err != nil {
+		return all, err
+	}
+	if win == nil {
+		if _, why := b.comm.WindowSupport(); why != "" {
+			return all, fmt.Errorf("%w: %s", errNoWindow, why)
+		}
+		return all, fmt.Errorf("%w: another rank's platform has none", errNoWindow)
+	}
+	m.ends = append(m.ends, func() error { return win.Close(context.WithoutCancel(ctx)) })
+	return all, nil
+}
+
+func (m *memory[T]) close() error {
+	var errs []error
+	for _, end := range slices.Backward(m.ends) {
+		errs = append(errs, end())
+	}
+	return errors.Join(errs...)
+}
+
+// call is an operation in a series' mode.
+type call[T cuda.Element] struct {
+	b *bencher
+	s series
+	m *memory[T]
+}
+
+// issue enqueues call i of a round or graph.
+func (c *call[T]) issue(i int, s *cuda.Stream) error {
+	comm := c.b.comm
+	i %= len(c.m.send)
+	send, recv := c.m.send[i], c.m.recv[i]
+	switch c.s.op {
+	case "all-reduce":
+		return nccl.AllReduce(comm, send, recv, redOps[c.b.red], s)
+	case "all-gather":
+		return nccl.AllGather(comm, send, recv, s)
+	case "reduce-scatter":
+		return nccl.ReduceScatter(comm, send, recv, redOps[c.b.red], s)
+	case "broadcast":
+		return nccl.Broadcast(comm, send, recv, c.b.root, s)
+	case "sendrecv":
+		n := comm.Size()
+		return nccl.Group(func() error {
+			return errors.Join(nccl.Send(comm, send, (comm.Rank()+1)%n, s), nccl.Recv(comm, recv, (comm.Rank()+n-1)%n, s))
+		}, comm)
+	}
+	return fmt.Errorf("unknown operation %s", c.s.op)
+}
+
+// captureModes are what a capture demands; auto demands nothing.
+var captureModes = map[string]nccl.Mode{"plain": nccl.Plain, "local": nccl.Local, "graph": nccl.Graph, "window": nccl.Window}
+
+// capture puts n of the call into a graph that runs in the series' mode.
+func (c *call[T]) capture(ctx context.Context, n int) (*graphs.Graph, error) {
+	opts := []graphs.Option{graphs.Comms(c.b.comm), graphs.Name(c.s.op)}
+	if mode, ok := captureModes[c.s.mode]; ok {
+		opts = append(opts, graphs.Require(mode))
+	}
+	return graphs.Capture(ctx, c.b.stream, func(s *cuda.Stream) error {
+		for i := range n {
+			if err := c.issue(i, s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, opts...)
 }
 
 // point is a measurement.
@@ -230,28 +232,37 @@ type point struct {
 	wrong   int // elements, on all ranks
 }
 
-func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, c *call[T]) (p point, err error) {
+func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, size uint64) (p point, err error) {
+	m, err := newMemory[T](ctx, b, s, size)
+	if err != nil {
+		return p, err
+	}
+	defer func() { err = errors.Join(err, m.close()) }()
+	c := &call[T]{b, s, m}
 	elem := cuda.DTypeOf[T]().Size()
-	p.count = min(c.send.Len(), c.recv.Len())
-	p.size = uint64(max(c.send.Len(), c.recv.Len()) * elem)
-	enqueue, perCall := func() error { return c.issue(b.stream) }, 1
+	p.count = min(m.send[0].Len(), m.recv[0].Len())
+	p.size = uint64(max(m.send[0].Len(), m.recv[0].Len()) * elem)
+	enqueue, perCall, most := func(i int) error { return c.issue(i, b.stream) }, 1, b.n
 	if s.captured {
 		g, err := c.capture(ctx, b.perGraph)
 		if err != nil {
 			return p, err
 		}
 		defer func() { err = errors.Join(err, b.release(ctx, g)) }()
-		p.mode = g.Calls()[0].Mode.String()
-		enqueue, perCall = func() error { return g.Launch(b.stream) }, b.perGraph
+		p.mode = modesOf(g)
+		enqueue, perCall, most = func(int) error { return g.Launch(b.stream) }, b.perGraph, b.launches
 	}
 	// In place, the next call works on the last one's result; zeros stay zeros, and no number becomes one that is slow to add.
-	if err := errors.Join(b.stream.Memset(c.send.Range(), 0), b.stream.Memset(c.recv.Range(), 0)); err != nil {
-		return p, err
+	for _, part := range slices.Concat(m.send, m.recv) {
+		if err := b.stream.Memset(part.Range(), 0); err != nil {
+			return p, err
+		}
 	}
+	// Nothing but the calls and one wait is timed, as in nccl-tests.
 	timed := func(n int) (float64, error) {
 		start := time.Now()
-		for range n {
-			if err := enqueue(); err != nil {
+		for i := range n {
+			if err := enqueue(i); err != nil {
 				return 0, err
 			}
 		}
@@ -270,7 +281,7 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, c *
 	if err != nil {
 		return p, err
 	}
-	p.n = roundLength(b.n, b.limit, slices.Max(guesses[0])*float64(perCall))
+	p.n = roundLength(most, b.limit, slices.Max(guesses[0])*float64(perCall))
 	mine := make([]float64, b.rounds)
 	for i := range mine {
 		if err := b.job.Barrier(ctx); err != nil {
@@ -291,7 +302,7 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, c *
 		p.us = append(p.us, mean(r))
 	}
 	if b.check {
-		if p.wrong, err = checkCall(ctx, b, s, c, enqueue); err != nil {
+		if p.wrong, err = checkCall(ctx, c, func() error { return enqueue(0) }); err != nil {
 			return p, err
 		}
 		p.checked = true
@@ -301,6 +312,17 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, c *
 		}
 	}
 	return p, nil
+}
+
+// modesOf names the modes of a graph's calls, each once.
+func modesOf(g *graphs.Graph) string {
+	var names []string
+	for _, c := range g.Calls() {
+		if name := c.Mode.String(); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ",")
 }
 
 // release closes a graph and has its registrations given back, so that the next size begins as this one did.

@@ -23,6 +23,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/nccl"
 )
 
 var update = flag.Bool("update", false, "write golden files")
@@ -47,8 +48,8 @@ func TestParse(t *testing.T) {
 			c.calls, c.places = []string{"captured"}, []string{"in", "out"}
 		}},
 		{name: "all", args: "-op all -place all", want: func(c *config) { c.places = []string{"out", "in"} }},
-		{name: "the rest", args: "-t int8 -red max -root 1 -n 3 -g 4 -w 0 -r 1 -limit 1s -c --json", want: func(c *config) {
-			c.dtype, c.red, c.root, c.n, c.perGraph, c.warmUp, c.rounds = "int8", "max", 1, 3, 4, 0, 1
+		{name: "the rest", args: "-t int8 -red max -root 1 -n 3 -g 4 -G 6 -buffers 7 -w 0 -r 1 -limit 1s -c --json", want: func(c *config) {
+			c.dtype, c.red, c.root, c.n, c.perGraph, c.launches, c.buffers, c.warmUp, c.rounds = "int8", "max", 1, 3, 4, 6, 7, 0, 1
 			c.limit, c.check, c.json = time.Second, true, true
 		}},
 		{name: "help", args: "-h", err: "flag: help requested"},
@@ -62,7 +63,7 @@ func TestParse(t *testing.T) {
 		{name: "nothing", args: "-b 0", err: "-b 0 -e 67108864: want 1 <= b <= e"},
 		{name: "factor", args: "-f 1", err: "-f 1: want more than 1"},
 		{name: "factor that is no number", args: "-f NaN", err: "-f NaN: want more than 1"},
-		{name: "rounds", args: "-r 0", err: "-n, -g and -r are at least 1, -w at least 0"},
+		{name: "rounds", args: "-r 0", err: "-n, -g, -G, -buffers and -r are at least 1, -w at least 0"},
 		{name: "limit", args: "-limit 0s", err: "-limit 0s: want more than 0"},
 		{name: "too large", args: "-e 99999G", err: `invalid value "99999G" for flag -e: want a size such as 8, 64K, 1M or 1G, up to 16384G; -h shows the flags`},
 		{name: "unit", args: "-e 5MG", err: `invalid value "5MG" for flag -e: want a size such as 8, 64K, 1M or 1G; -h shows the flags`},
@@ -80,7 +81,7 @@ func TestParse(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := &config{ops: opNames, modes: modeNames, calls: callsNames, places: []string{"out"}, dtype: "float32", red: "sum",
-				min: 8, max: 64 << 20, factor: 2, n: 20, perGraph: 20, warmUp: 5, rounds: 5, limit: 200 * time.Millisecond}
+				min: 8, max: 64 << 20, factor: 8, n: 20, perGraph: 20, launches: 20, buffers: 1, warmUp: 5, rounds: 5, limit: 50 * time.Millisecond}
 			tt.want(want)
 			if d := cmp.Diff(got, want, cmp.AllowUnexported(config{})); d != "" {
 				t.Errorf("got - want +:\n%s", d)
@@ -222,7 +223,7 @@ func lines(t *testing.T, ranks int, args string) []line {
 		if job.Rank() != 0 {
 			w = failWriter{}
 		}
-		return runJob(ctx, job, c, w)
+		return runJob(ctx, job, c, w, w)
 	})
 	return decode(t, out.String())
 }
@@ -251,7 +252,7 @@ func decode(t *testing.T, out string) []line {
 func TestSeries(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
-			const args = "-b 64 -e 6000 -f 90 -n 2 -g 3 -w 1 -r 3 -c -place all -json"
+			const args = "-b 64 -e 6000 -f 90 -n 2 -g 3 -G 2 -buffers 5 -w 1 -r 3 -c -place all -json"
 			c, err := parse(strings.Fields(args))
 			if err != nil {
 				t.Fatal(err)
@@ -262,7 +263,9 @@ func TestSeries(t *testing.T) {
 				alg, bus := bandwidth(l.Op, l.Bytes, l.Us, ranks)
 				if l.Ranks != ranks || l.Type != "float32" || (l.Red == "sum") != reduces(l.Op) || l.Rounds != 3 || l.N < 1 || l.N > 2 ||
 					l.Wrong == nil || *l.Wrong != 0 || l.Us <= 0 || l.MinUs > l.Us || l.MaxUs < l.Us || l.AlgBW != alg || l.BusBW != bus ||
-					(l.InGraph == 3) != (l.Calls == "captured") || l.Used != "" && ranks > 1 || l.Device != "host" || l.Bytes == 0 || l.Count == 0 {
+					(l.InGraph == 3) != (l.Calls == "captured") || l.Used != "" && ranks > 1 && l.Mode != "auto" ||
+					l.Device != "host" || l.Buffers != map[bool]int{true: 5, false: 1}[l.Bytes < 1000] || l.Path != "" || l.Driver != "" || l.Library != "host platform" ||
+					(l.Mode == "auto" && l.Calls == "captured") != (l.Used != "") && ranks > 1 || l.Bytes == 0 || l.Count == 0 {
 					t.Errorf("%+v", l)
 				}
 			}
@@ -307,25 +310,25 @@ func TestWrong(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				b, done, err := newBencher(ctx, job, c, io.Discard)
+				b, done, err := newBencher(ctx, job, c, io.Discard, io.Discard)
 				if err != nil {
 					return err
 				}
 				defer done()
 				s := c.series()[0]
-				m, err := newBuffers[float32](ctx, b, s)
+				m, err := newMemory[float32](ctx, b, s, 4000)
 				if err != nil {
 					return err
 				}
 				defer m.close()
-				op := newCall(b, s, m, 4000)
-				n, err := checkCall(ctx, b, s, op, func() error {
+				op := &call[float32]{b, s, m}
+				n, err := checkCall(ctx, op, func() error {
 					if job.Rank() == 1 {
-						if err := cuda.Fill(op.send.Slice(10, 15), 100, b.stream); err != nil {
+						if err := cuda.Fill(m.send[0].Slice(10, 15), 100, b.stream); err != nil {
 							return err
 						}
 					}
-					return op.issue(b.stream)
+					return op.issue(0, b.stream)
 				})
 				mu.Lock()
 				defer mu.Unlock()
@@ -360,6 +363,7 @@ func TestTable(t *testing.T) {
 	var out strings.Builder
 	c := &config{dtype: "float32", red: "max", perGraph: 20}
 	r := &report{w: &out, c: c, ranks: 2, device: "host (1 core)"}
+	r.info.Platform = cuda.Host
 	for _, p := range []struct {
 		s series
 		p point
@@ -376,6 +380,87 @@ func TestTable(t *testing.T) {
 	golden(t, "table.txt", out.String())
 }
 
+// TestTableHead: what carries the calls out is said once, above all tables.
+func TestTableHead(t *testing.T) {
+	var out strings.Builder
+	r := &report{w: &out, c: &config{dtype: "int8"}, ranks: 2, device: "CUDA device 0", library: nccl.LibraryInfo{Name: "NCCL", Version: "2.28.3", Path: "/lib/libnccl.so.2"}}
+	r.info = cuda.Info{Platform: cuda.CUDA, Driver: "13.0", Name: "GPU"}
+	r.head(series{op: "broadcast"})
+	r.head(series{op: "sendrecv"})
+	text := out.String()
+	if want := "# NCCL 2.28.3 (/lib/libnccl.so.2), driver 13.0\n# broadcast of int8; 2 ranks"; !strings.HasPrefix(text, want) || strings.Count(text, "NCCL") != 1 {
+		t.Errorf("got\n%s", text)
+	}
+	l := r.line(series{op: "broadcast"}, point{size: 8, us: []float64{1}})
+	if l.Library != "NCCL 2.28.3" || l.Path != "/lib/libnccl.so.2" || l.Driver != "13.0" || l.Device != "GPU" {
+		t.Errorf("%+v", l)
+	}
+}
+
+// TestTurns wants calls on several buffers in turn, each with its own data, as far as they are not larger than the largest size.
+func TestTurns(t *testing.T) {
+	c := &config{max: 1000, buffers: 4}
+	for size, want := range map[uint64]int{1: 4, 250: 4, 251: 3, 500: 2, 501: 1, 1000: 1} {
+		if got := c.turns(size); got != want {
+			t.Errorf("%d buffers of %d bytes, want %d", got, size, want)
+		}
+	}
+	ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		c, err := parse(strings.Fields("-op all-reduce -mode auto -e 4K -buffers 3"))
+		if err != nil {
+			return err
+		}
+		b, done, err := newBencher(ctx, job, c, io.Discard, io.Discard)
+		if err != nil {
+			return err
+		}
+		defer done()
+		m, err := newMemory[float32](ctx, b, series{op: "all-reduce", mode: "auto"}, 400)
+		if err != nil {
+			return err
+		}
+		defer m.close()
+		op := &call[float32]{b, series{op: "all-reduce", mode: "auto"}, m}
+		for i := range 3 {
+			if err := cuda.Fill(m.send[i], float32(i+1), b.stream); err != nil {
+				return err
+			}
+		}
+		for i := range 5 { // beyond the last, the first again
+			if err := op.issue(i, b.stream); err != nil {
+				return err
+			}
+		}
+		for i := range 3 {
+			got := make([]float32, 100)
+			if err := errors.Join(cuda.CopyToHost(got, m.recv[i], b.stream), b.stream.Synchronize(ctx)); err != nil {
+				return err
+			}
+			if got[0] != float32(2*(i+1)) || got[99] != got[0] {
+				return fmt.Errorf("buffer %d has %v, want %d", i, got, 2*(i+1))
+			}
+		}
+		return nil
+	})
+}
+
+func TestProgress(t *testing.T) {
+	var out strings.Builder
+	now := time.Unix(100, 0)
+	p := newProgress(&out, func() time.Time { return now })
+	p.total = 50
+	for range 40 { // half a second each
+		p.at(series{op: "broadcast", mode: "auto", captured: true}, 4096)
+		now = now.Add(500 * time.Millisecond)
+		p.done++
+	}
+	want := "gorun-bench: 4 of 50 lines in 2 s, now broadcast, auto, captured, 4096 bytes (-op, -mode and -e make it shorter)\n" +
+		"gorun-bench: 24 of 50 lines in 12 s, now broadcast, auto, captured, 4096 bytes\n"
+	if d := cmp.Diff(out.String(), want); d != "" {
+		t.Errorf("got - want +:\n%s", d)
+	}
+}
+
 func TestHelp(t *testing.T) {
 	var out, errOut strings.Builder
 	if code := realMain(t.Context(), []string{"-h"}, &out, &errOut); code != 0 || errOut.Len() > 0 {
@@ -388,7 +473,7 @@ func TestHelp(t *testing.T) {
 			fs[strings.Fields(name)[0]] = true
 		}
 	}
-	for _, name := range []string{"op", "mode", "calls", "place", "t", "red", "root", "b", "e", "f", "i", "n", "g", "w", "r", "limit", "c", "json", "h"} {
+	for _, name := range []string{"op", "mode", "calls", "place", "t", "red", "root", "b", "e", "f", "i", "n", "g", "G", "w", "r", "limit", "buffers", "c", "json", "h"} {
 		if !fs[name] {
 			t.Errorf("the help lacks -%s", name)
 		}
@@ -413,7 +498,7 @@ func TestRootOutside(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := runJob(ctx, job, c, io.Discard); err == nil || err.Error() != "-root 2: there are 2 ranks" {
+		if err := runJob(ctx, job, c, io.Discard, io.Discard); err == nil || err.Error() != "-root 2: there are 2 ranks" {
 			return fmt.Errorf("got error %v", err)
 		}
 		return nil
@@ -427,7 +512,7 @@ func TestFlagsDiffer(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		b, done, err := newBencher(ctx, job, c, io.Discard)
+		b, done, err := newBencher(ctx, job, c, io.Discard, io.Discard)
 		if err != nil {
 			return err
 		}
@@ -447,7 +532,7 @@ func TestProcesses(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return runJob(ctx, job, c, os.Stdout)
+		return runJob(ctx, job, c, os.Stdout, os.Stderr)
 	}) {
 		if r.Code != 0 || r.Signal != "" {
 			t.Fatalf("%v", r)

@@ -90,7 +90,8 @@ func fill[T cuda.Numeric](v []T) {
 
 // checkCall runs the call on known data and returns how many elements are wrong on all ranks. Calls in a graph out of place come to the
 // same however often they run; in place, the check is a single call.
-func checkCall[T cuda.Element](ctx context.Context, b *bencher, s series, c *call[T], enqueue func() error) (int, error) {
+func checkCall[T cuda.Element](ctx context.Context, c *call[T], enqueue func() error) (int, error) {
+	b, s, send, recv := c.b, c.s, c.m.send[0], c.m.recv[0]
 	rank, ranks := b.comm.Rank(), b.comm.Size()
 	m := modulus(ranks)
 	number := values[T]((m - 1) * ranks)
@@ -102,27 +103,27 @@ func checkCall[T cuda.Element](ctx context.Context, b *bencher, s series, c *cal
 		defer g.Close()
 		enqueue = func() error { return g.Launch(b.stream) }
 	}
-	data := make([]T, c.send.Len())
+	data := make([]T, send.Len())
 	for i := range data {
 		data[i] = number[pattern(rank, i, m)]
 	}
-	got := make([]T, c.recv.Len())
-	if err := b.stream.Memset(c.recv.Range(), 0x55); err != nil { // what a call leaves out is seen
+	got := make([]T, recv.Len())
+	if err := b.stream.Memset(recv.Range(), 0x55); err != nil { // what a call leaves out is seen
 		return 0, err
 	}
-	if err := cuda.CopyToDevice(c.send, data, b.stream); err != nil {
+	if err := cuda.CopyToDevice(send, data, b.stream); err != nil {
 		return 0, err
 	}
 	if err := enqueue(); err != nil {
 		return 0, err
 	}
-	if err := cuda.CopyToHost(got, c.recv, b.stream); err != nil {
+	if err := cuda.CopyToHost(got, recv, b.stream); err != nil {
 		return 0, err
 	}
 	if err := b.stream.Synchronize(ctx); err != nil {
 		return 0, err
 	}
-	part := min(c.send.Len(), c.recv.Len())
+	part := min(send.Len(), recv.Len())
 	wrong := countWrong(got, func(i int) T { return number[want(s.op, b.red, rank, b.root, ranks, part, i)] })
 	all, err := b.gather(ctx, []float64{float64(wrong)})
 	if err != nil {

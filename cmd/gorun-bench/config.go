@@ -13,12 +13,15 @@ import (
 
 const helpText = `gorun-bench measures collectives. gorun bench starts it:
 
-  gorun bench -np 2                              everything, 8 bytes to 64 MiB
-  gorun bench -np 2 -op all-reduce -e 1G -json   one operation up to 1 GiB, as JSON
+  gorun bench -np 2                              everything, 8 bytes to 16 MiB; a minute or less
+  gorun bench -np 2 -op all-reduce -mode auto -e 1G -json
+                                                 one operation up to 1 GiB, as JSON
 
 What to measure:
   -op LIST       all-reduce, all-gather, reduce-scatter, broadcast, sendrecv (default: all)
   -mode LIST     how calls reach the buffers (default: all):
+                   auto    memory of nccl.Alloc and nothing else said: what the runtime does by
+                           itself; captured calls show the mode that it has chosen
                    plain   memory that is not registered
                    local   registered by Comm.Register
                    graph   registered by the capture; captured calls only
@@ -33,23 +36,27 @@ What to measure:
 Sizes, in bytes; K, M, G are powers of 1024:
   -b SIZE        smallest (default 8)
   -e SIZE        largest (default 64M)
-  -f FACTOR      from one size to the next (default 2)
+  -f FACTOR      from one size to the next (default 8)
   -i STEP        a step instead of a factor
 
 How to measure:
-  -n N           timed calls, or launches of a graph, in a round (default 20)
+  -n N           timed calls in a round (default 20)
   -g N           calls in a graph (default 20)
+  -G N           timed launches of a graph in a round (default 20)
   -w N           untimed calls or launches before (default 5)
   -r N           rounds (default 5)
-  -limit TIME    fewer calls in a round where it would take longer (default 200ms)
+  -limit TIME    fewer calls in a round where it would take longer (default 50ms)
+  -buffers N     so many buffers that the calls of a round or graph take in turn, as far as they
+                 are together not larger than -e, as nccl-tests does to leave the cache (default 1)
   -c             check the results; a wrong one makes the exit code 1
 
 Output:
   -json          a JSON object a line, instead of the table
+                 (what takes long says on stderr where it is)
   -h             this help
 
-A round's time is the mean over the ranks; of the rounds the median, least and greatest are
-shown, in microseconds a call. Size and bandwidths are those of nccl-tests: algbw is size by
+A round's calls are enqueued one after the other and waited for once. Its time is the mean over
+the ranks; of the rounds the median, least and greatest are shown, in microseconds a call. Size and bandwidths are those of nccl-tests: algbw is size by
 time, busbw is that times 2(n-1)/n for all-reduce, (n-1)/n for all-gather and reduce-scatter, 1
 for the others. The size of all-gather and reduce-scatter is that of all ranks' parts together.
 In sendrecv each rank sends to the next and receives from the one before; it has no window.
@@ -69,6 +76,8 @@ type config struct {
 	step     uint64
 	n        int
 	perGraph int
+	launches int
+	buffers  int
 	warmUp   int
 	rounds   int
 	limit    time.Duration
@@ -78,7 +87,7 @@ type config struct {
 
 var (
 	opNames    = []string{"all-reduce", "all-gather", "reduce-scatter", "broadcast", "sendrecv"}
-	modeNames  = []string{"plain", "local", "graph", "window"}
+	modeNames  = []string{"auto", "plain", "local", "graph", "window"}
 	callsNames = []string{"eager", "captured"}
 	placeNames = []string{"out", "in"}
 	redNames   = []string{"sum", "min", "max"}
@@ -155,13 +164,15 @@ func parse(args []string) (*config, error) {
 	fs.IntVar(&c.root, "root", 0, "")
 	fs.Var(bytesFlag{&c.min}, "b", "")
 	fs.Var(bytesFlag{&c.max}, "e", "")
-	fs.Float64Var(&c.factor, "f", 2, "")
+	fs.Float64Var(&c.factor, "f", 8, "")
 	fs.Var(bytesFlag{&c.step}, "i", "")
 	fs.IntVar(&c.n, "n", 20, "")
 	fs.IntVar(&c.perGraph, "g", 20, "")
+	fs.IntVar(&c.launches, "G", 20, "")
+	fs.IntVar(&c.buffers, "buffers", 1, "")
 	fs.IntVar(&c.warmUp, "w", 5, "")
 	fs.IntVar(&c.rounds, "r", 5, "")
-	fs.DurationVar(&c.limit, "limit", 200*time.Millisecond, "")
+	fs.DurationVar(&c.limit, "limit", 50*time.Millisecond, "")
 	fs.BoolVar(&c.check, "c", false, "")
 	fs.BoolVar(&c.json, "json", false, "")
 	if err := fs.Parse(args); err != nil {
@@ -186,8 +197,8 @@ func parse(args []string) (*config, error) {
 		return nil, fmt.Errorf("-b %d -e %d: want 1 <= b <= e", c.min, c.max)
 	case c.step == 0 && !(c.factor > 1 && c.factor <= math.MaxInt32):
 		return nil, fmt.Errorf("-f %v: want more than 1", c.factor)
-	case c.n < 1 || c.perGraph < 1 || c.rounds < 1 || c.warmUp < 0:
-		return nil, fmt.Errorf("-n, -g and -r are at least 1, -w at least 0")
+	case c.n < 1 || c.perGraph < 1 || c.launches < 1 || c.buffers < 1 || c.rounds < 1 || c.warmUp < 0:
+		return nil, fmt.Errorf("-n, -g, -G, -buffers and -r are at least 1, -w at least 0")
 	case c.limit <= 0:
 		return nil, fmt.Errorf("-limit %v: want more than 0", c.limit)
 	}
@@ -209,6 +220,22 @@ func (c *config) sizes() []uint64 {
 		}
 	}
 	return all
+}
+
+// shaped are the sizes that an operation has on so many ranks, each once: those too small to be divided come to the same.
+func (c *config) shaped(op string, elem uint64, ranks int) []uint64 {
+	var all []uint64
+	for _, bytes := range c.sizes() {
+		if _, _, size := shape(op, bytes, elem, ranks); len(all) == 0 || size != all[len(all)-1] {
+			all = append(all, size)
+		}
+	}
+	return all
+}
+
+// turns is how many buffers of a size calls take in turn.
+func (c *config) turns(size uint64) int {
+	return int(max(1, min(uint64(c.buffers), c.max/size)))
 }
 
 // series is what is measured over all sizes.

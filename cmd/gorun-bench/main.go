@@ -14,6 +14,7 @@ import (
 	"os/signal"
 	"slices"
 	"syscall"
+	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
@@ -48,7 +49,7 @@ func realMain(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		}
 		return 2
 	}
-	err = run(ctx, c, stdout)
+	err = run(ctx, c, stdout, stderr)
 	if err == nil {
 		return 0
 	}
@@ -58,21 +59,21 @@ func realMain(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	return 1
 }
 
-func run(ctx context.Context, c *config, stdout io.Writer) error {
+func run(ctx context.Context, c *config, stdout, stderr io.Writer) error {
 	job, err := bootstrap.Join(ctx)
 	if err != nil {
 		return err
 	}
 	defer job.Close()
-	return runJob(ctx, job, c, stdout)
+	return runJob(ctx, job, c, stdout, stderr)
 }
 
-// runJob measures what c asks for. Rank 0 writes to stdout.
-func runJob(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Writer) (err error) {
+// runJob measures what c asks for. Rank 0 writes: measurements to stdout, to stderr how far it is.
+func runJob(ctx context.Context, job *bootstrap.Job, c *config, stdout, stderr io.Writer) (err error) {
 	if c.root >= job.Size() {
 		return fmt.Errorf("-root %d: there are %d ranks", c.root, job.Size())
 	}
-	b, done, err := newBencher(ctx, job, c, stdout)
+	b, done, err := newBencher(ctx, job, c, stdout, stderr)
 	if err != nil {
 		return err
 	}
@@ -87,9 +88,9 @@ func runJob(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Writer
 }
 
 // newBencher opens what a rank measures with; done closes it.
-func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Writer) (b *bencher, done func() error, err error) {
+func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout, stderr io.Writer) (b *bencher, done func() error, err error) {
 	if job.Rank() != 0 {
-		stdout = io.Discard
+		stdout, stderr = io.Discard, io.Discard
 	}
 	var open []io.Closer
 	done = func() error {
@@ -104,7 +105,7 @@ func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Wr
 			err = errors.Join(err, done())
 		}
 	}()
-	b = &bencher{config: c, job: job}
+	b = &bencher{config: c, job: job, on: newProgress(stderr, time.Now)}
 	if b.dev, err = cuda.Open(job.Device()); err != nil {
 		return nil, nil, err
 	}
@@ -117,7 +118,7 @@ func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout io.Wr
 		return nil, nil, err
 	}
 	open = append(open, b.comm)
-	b.out = newReport(stdout, c, b.dev, job.Size())
+	b.out = newReport(stdout, c, b.dev, b.comm)
 	return b, done, nil
 }
 

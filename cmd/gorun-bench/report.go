@@ -7,26 +7,40 @@ import (
 	"slices"
 
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/nccl"
 )
 
 // report writes measurements as a table for people, or as lines of JSON.
 type report struct {
-	w      io.Writer
-	c      *config
-	info   cuda.Info
-	device string
-	ranks  int
-	op     string // of the table
+	w       io.Writer
+	c       *config
+	info    cuda.Info
+	device  string
+	library nccl.LibraryInfo
+	ranks   int
+	op      string // of the table
 }
 
-func newReport(w io.Writer, c *config, dev *cuda.Device, ranks int) *report {
-	return &report{w: w, c: c, info: dev.Info(), device: dev.String(), ranks: ranks}
+func newReport(w io.Writer, c *config, dev *cuda.Device, comm *nccl.Comm) *report {
+	lib, _ := comm.Library()
+	return &report{w: w, c: c, info: dev.Info(), device: dev.String(), library: lib, ranks: comm.Size()}
+}
+
+// carrier names what carries the calls out.
+func (r *report) carrier() string {
+	switch {
+	case r.library.Name != "":
+		return r.library.Name + " " + r.library.Version
+	case r.info.Platform == cuda.Host:
+		return "host platform"
+	}
+	return "none: one rank copies"
 }
 
 // line is a line of JSON.
 type line struct {
 	Op      string  `json:"op"`
-	Mode    string  `json:"mode"`
+	Mode    string  `json:"mode"`  // that was asked for
 	Calls   string  `json:"calls"` // eager, captured
 	Place   string  `json:"place"` // out, in
 	Type    string  `json:"type"`
@@ -42,10 +56,13 @@ type line struct {
 	Used    string  `json:"used_mode,omitempty"` // of captured calls, where it is another
 	N       int     `json:"n"`                   // calls or launches in a round
 	InGraph int     `json:"in_graph,omitempty"`  // calls in a graph
+	Buffers int     `json:"buffers"`             // that the calls take in turn
 	Rounds  int     `json:"rounds"`
 	Wrong   *int    `json:"wrong,omitempty"` // elements; absent if not checked
 	Device  string  `json:"device"`
 	Driver  string  `json:"driver,omitempty"`
+	Library string  `json:"library"` // "NCCL 2.28.3", "host platform"
+	Path    string  `json:"library_path,omitempty"`
 }
 
 // reduces reports whether the operation has a reduction.
@@ -56,7 +73,7 @@ func (r *report) line(s series, p point) line {
 	alg, bus := bandwidth(s.op, p.size, us, r.ranks)
 	l := line{Op: s.op, Mode: s.mode, Calls: s.calls(), Place: s.place(), Type: r.c.dtype, Ranks: r.ranks, Bytes: p.size, Count: p.count,
 		Us: us, MinUs: slices.Min(p.us), MaxUs: slices.Max(p.us), AlgBW: alg, BusBW: bus, N: p.n, Rounds: len(p.us),
-		Device: r.info.Name, Driver: r.info.Driver}
+		Buffers: r.c.turns(p.size), Device: r.info.Name, Driver: r.info.Driver, Library: r.carrier(), Path: r.library.Path}
 	if reduces(s.op) {
 		l.Red = r.c.red
 	}
@@ -96,7 +113,16 @@ func (r *report) head(s series) {
 	if r.op == s.op {
 		return
 	}
-	if r.op != "" {
+	if r.op == "" {
+		fmt.Fprintf(r.w, "# %s", r.carrier())
+		if r.library.Path != "" {
+			fmt.Fprintf(r.w, " (%s)", r.library.Path)
+		}
+		if r.info.Driver != "" {
+			fmt.Fprintf(r.w, ", driver %s", r.info.Driver)
+		}
+		fmt.Fprintln(r.w)
+	} else {
 		fmt.Fprintln(r.w)
 	}
 	r.op = s.op
