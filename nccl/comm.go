@@ -428,8 +428,8 @@ func (c *Comm) Err() error {
 }
 
 // Abort ends the communicator here and now, with the cause: enqueued operations fail, graphs that hold it break, the others learn of it
-// and fail with an error that names this rank. It waits, half a second at most, until what is enqueued here has ended. From any goroutine,
-// more than once: the first cause stays.
+// and fail with an error that names this rank, and where the cause is the end of a context also the ranks that have not come. It waits, half a
+// second at most, until what is enqueued here has ended. From any goroutine, more than once: the first cause stays.
 func (c *Comm) Abort(err error) error {
 	c.mu.Lock()
 	closed := c.closed
@@ -441,9 +441,31 @@ func (c *Comm) Abort(err error) error {
 	if err != nil {
 		text += ": " + err.Error()
 	}
+	if isCtx(err) {
+		text += c.missing()
+	}
 	c.fail(&cause{kind: ErrAborted, text: text, err: err}, true, true)
 	c.waitEnded()
 	return nil
+}
+
+// missing names the members that have not enqueued this rank's last collective, "" if all have.
+func (c *Comm) missing() string {
+	if c.acct == nil || c.peers == nil {
+		return ""
+	}
+	last := c.acct.Last()
+	text := ""
+	for r, p := range c.peers {
+		if r != c.rank && p.acct != nil && p.acct.Last() < last {
+			text += fmt.Sprintf(", rank %d (%s)", r, c.whereabouts(r))
+		}
+	}
+	rec, ok := c.acct.At(last)
+	if text == "" || !ok {
+		return ""
+	}
+	return fmt.Sprintf("; #%d, %s, waits for %s", last, recordText(rec), text[len(", "):])
 }
 
 // Drain gives back, without the other members, what closed graphs and registrations still hold here (mappings of peers' memory, the library's registrations).
@@ -528,8 +550,12 @@ func (c *Comm) Close() error {
 	c.mu.Unlock()
 
 	n := c.acct.Last()
-	c.acct.SetClosed(n)
-	c.be.declareClosed(n)
+	if l, ok := c.be.(*library); ok && c.failed.Load() != nil {
+		l.awaitTold() // or the others would take this Close for the cause
+	} else {
+		c.acct.SetClosed(n)
+		c.be.declareClosed(n)
+	}
 	together := c.waitClosed(n)
 	if l, ok := c.be.(*library); ok {
 		l.together = together

@@ -67,6 +67,7 @@ type library struct {
 	watching atomic.Bool
 	wake     chan struct{}
 	tellers  sync.WaitGroup
+	telling  atomic.Pointer[chan struct{}] // of the first failure that this rank tells, closed when it has
 	doneSeq  atomic.Uint64
 }
 

@@ -336,13 +336,23 @@ func (l *library) tell(err error) error {
 	if closing {
 		return err
 	}
+	done := make(chan struct{})
+	l.telling.CompareAndSwap(nil, &done)
 	go func() {
 		defer l.tellers.Done()
+		defer close(done)
 		ctx, cancel := context.WithTimeout(context.Background(), tellWait)
 		defer cancel()
 		l.c.job.Put(ctx, l.failureKey(), encodeFailure(err, l.c.jobRankOf(err))) // refused where another member was first
 	}()
 	return err
+}
+
+// awaitTold waits until the others can know of this rank's failure.
+func (l *library) awaitTold() {
+	if done := l.telling.Load(); done != nil {
+		<-*done
+	}
 }
 
 // listen waits for a failure that another member tells.
