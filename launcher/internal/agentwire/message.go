@@ -1,0 +1,334 @@
+// Package agentwire is what gorun and its agent on another host say to each other over one session: a line by which they know
+// each other (Preface), then streams side by side (Mux), of which the first carries messages and the others what ranks read and
+// write.
+package agentwire
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// Protocol is the version of all that is said here. Both sides have the same, or they do not talk.
+const Protocol = 1
+
+// MaxMessage bounds a message, in bytes. The largest is a Prepare: 16384 ranks with 4 KiB of arguments and environment each.
+const MaxMessage = 64 << 20
+
+// Message is one thing that is said: exactly one field is set.
+type Message struct {
+	// From gorun.
+	Prepare   *Prepare `json:",omitempty"`
+	Start     *Start   `json:",omitempty"`
+	StopForks *Empty   `json:",omitempty"`
+	Signal    *Signal  `json:",omitempty"`
+	Lose      *Lose    `json:",omitempty"`
+	Query     *Empty   `json:",omitempty"` // asks for State
+	Reap      *Empty   `json:",omitempty"`
+	Bye       *Empty   `json:",omitempty"` // all has arrived; the agent may end
+
+	// From the agent.
+	Prepared    *Prepared   `json:",omitempty"`
+	Failed      *Failed     `json:",omitempty"` // instead of Prepared
+	Started     *Started    `json:",omitempty"`
+	RankFailed  *RankFailed `json:",omitempty"`
+	Exited      *Exited     `json:",omitempty"`
+	KeeperDied  *KeeperDied `json:",omitempty"`
+	AgentFailed *Text       `json:",omitempty"`
+	Met         *Text       `json:",omitempty"` // the host's node has met all others, or why not
+	Doubt       *Doubt      `json:",omitempty"`
+	State       *State      `json:",omitempty"`
+	Reaped      *Reaped     `json:",omitempty"`
+	StdinRead   *Empty      `json:",omitempty"` // the rank has read all of its stdin that came
+	Log         *Text       `json:",omitempty"` // a line for --verbose
+
+	// From both.
+	Ping *Empty `json:",omitempty"`
+}
+
+// Empty has nothing to say beside its kind.
+type Empty struct{}
+
+// Text is one.
+type Text struct{ Text string }
+
+// Strings are byte strings: arguments and environments need not be UTF-8.
+type Strings [][]byte
+
+// Pack makes Strings of strings.
+func Pack(from []string) Strings {
+	s := make(Strings, len(from))
+	for i, v := range from {
+		s[i] = []byte(v)
+	}
+	return s
+}
+
+// Unpack is the reverse of Pack.
+func (s Strings) Unpack() []string {
+	out := make([]string, len(s))
+	for i, v := range s {
+		out[i] = string(v)
+	}
+	return out
+}
+
+// Prepare is a host's part of the job.
+type Prepare struct {
+	Job         string
+	Key         []byte // of the job's gossip
+	Node        int    // the host's index
+	NodeOf      []int  // host of each rank
+	Host        string // the host's name, as the user wrote it
+	Bind        string // address for the host's node; "": the agent's choice
+	PortFrom    int    // ports for the host's node, both inclusive; 0: any
+	PortTo      int
+	MasterPort  bool   // reserve a port for the job's meeting point
+	Name        []byte // of the program, as the user wrote it
+	Path        []byte // of the program; where Name has no slash the host's own PATH counts
+	Dir         []byte
+	DirGiven    bool // the user named Dir: there is no other
+	Forward     Strings
+	Ranks       []Rank
+	Stdin       int           // rank whose stdin is a stream, -1: none
+	KillGrace   time.Duration // for the end of a session without Reap
+	MeetTimeout time.Duration
+}
+
+// Rank is one rank of a host.
+type Rank struct {
+	Rank int
+	Argv Strings
+	Env  Strings
+}
+
+// Prepared says that the host can start its ranks.
+type Prepared struct {
+	Addr       string // of the host's node
+	MasterAddr string // the host's address, for the job's meeting point
+	MasterPort int    // 0: none was asked for
+	Dir        []byte // the ranks' directory
+	OwnDir     bool   // it is the job's own, since Dir of Prepare is missing there
+}
+
+// Failed says why the host cannot take part.
+type Failed struct {
+	Code int // exit code, if it is the program's fault; else 0
+	Text string
+}
+
+// Start starts the ranks.
+type Start struct {
+	Seeds      []string // nodes of other hosts
+	MasterAddr string
+	MasterPort int
+}
+
+// Signal sends a signal to the ranks.
+type Signal struct {
+	Signal int
+	All    bool
+	Ranks  []int // unless All
+}
+
+// Lose gives another host up.
+type Lose struct {
+	Host        int
+	Name, Cause string
+}
+
+// Started says that no more ranks will be started, and which were.
+type Started struct{ Ranks []StartedRank }
+
+// StartedRank is one rank of Started: all of the host are named.
+type StartedRank struct {
+	Rank  int
+	PID   int           // 0: not started
+	After time.Duration // since Start came
+}
+
+// RankFailed says that a rank could not be started.
+type RankFailed struct {
+	Rank int
+	Failed
+}
+
+// Exited says how a rank ended.
+type Exited struct {
+	Rank, PID, Code, Signal int
+	Core                    bool
+	After                   time.Duration // since Start came
+	State                   *State        `json:",omitempty"` // on host 0
+}
+
+// KeeperDied is the end of the host's keeper.
+type KeeperDied struct{ PID int }
+
+// Doubt says that gossip holds a host for dead.
+type Doubt struct{ Host int }
+
+// State is what the node of host 0 knows of the job.
+type State struct {
+	Ended      []int
+	Suspicions []Suspicion
+}
+
+// Suspicion is what one rank says of another.
+type Suspicion struct{ By, Rank int }
+
+// Reaped says that nothing of the ranks is left.
+type Reaped struct {
+	Killed int
+	Joined []Joined
+	State  *State `json:",omitempty"` // on host 0
+}
+
+// Joined says of a rank that it joined the job, and whether it said goodbye.
+type Joined struct {
+	Rank int
+	Left bool
+}
+
+// Decode reads one message.
+func Decode(b []byte) (*Message, error) {
+	m := &Message{}
+	if err := json.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("message of %d bytes: %w", len(b), err)
+	}
+	n := 0
+	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Bye != nil,
+		m.Prepared != nil, m.Failed != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
+		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinRead != nil, m.Log != nil, m.Ping != nil} {
+		if set {
+			n++
+		}
+	}
+	if n != 1 {
+		return nil, fmt.Errorf("message says %d things: %.60q", n, b)
+	}
+	return m, nil
+}
+
+// Encode is the form of a message on the wire: its length in four bytes, then JSON.
+func Encode(m *Message) ([]byte, error) {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > MaxMessage {
+		return nil, fmt.Errorf("message of %d bytes, the most is %d", len(b), MaxMessage)
+	}
+	return append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(b)), uint32(len(b))), b...), nil
+}
+
+// Read reads the next message. io.EOF is an end between messages.
+func Read(r io.Reader) (*Message, error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n > MaxMessage {
+		return nil, fmt.Errorf("message of %d bytes, the most is %d", n, MaxMessage)
+	}
+	// Memory grows with what has come, not with what was announced.
+	b, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	if err == nil && len(b) < int(n) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, fmt.Errorf("message of %d bytes: %w", n, err)
+	}
+	return Decode(b)
+}
+
+const prefaceStart = "gorun agent "
+
+// WritePreface is the agent's first line: the protocol, and its build.
+func WritePreface(w io.Writer, build string) error {
+	_, err := fmt.Fprintf(w, "%s%d %s\n", prefaceStart, Protocol, build)
+	return err
+}
+
+// maxPreface bounds the line.
+const maxPreface = 256
+
+// ReadPreface reads the agent's first line, and nothing behind it. It is an error if the agent is of another build.
+func ReadPreface(r io.Reader, build string) error {
+	var line []byte
+	for one := make([]byte, 1); ; {
+		n, err := r.Read(one)
+		if n == 1 {
+			if one[0] == '\n' {
+				break
+			}
+			line = append(line, one[0])
+		}
+		if err != nil && len(line) == 0 {
+			return fmt.Errorf("no agent: %w", err)
+		}
+		if err != nil || len(line) > maxPreface {
+			return fmt.Errorf("no agent, but %q", line)
+		}
+	}
+	var protocol int
+	text, ok := strings.CutPrefix(string(line), prefaceStart)
+	version, its, _ := strings.Cut(text, " ")
+	if _, err := fmt.Sscan(version, &protocol); !ok || err != nil {
+		return fmt.Errorf("no agent, but %q", line)
+	}
+	if protocol != Protocol || its != build {
+		return &VersionError{protocol, its, build}
+	}
+	return nil
+}
+
+// VersionError is an agent of another version of gorun.
+type VersionError struct {
+	Protocol    int
+	Build, Ours string
+}
+
+func (e *VersionError) Error() string {
+	if e.Protocol != Protocol {
+		return fmt.Sprintf("the agent speaks version %d of the protocol, gorun version %d", e.Protocol, Protocol)
+	}
+	return fmt.Sprintf("the agent is gorun %s, this is %s", e.Build, e.Ours)
+}
+
+// Header says what a stream carries.
+type Header struct {
+	Kind Kind
+	Rank int
+}
+
+// Kind is the kind of a stream.
+type Kind byte
+
+// The kinds of streams.
+const (
+	Stdin  Kind = iota + 1 // from gorun
+	Stdout                 // from the agent
+	Stderr                 // from the agent
+	End                    // from the agent: no stream comes after it
+)
+
+func (h Header) encode() []byte {
+	return binary.BigEndian.AppendUint32([]byte{byte(h.Kind)}, uint32(h.Rank))
+}
+
+func readHeader(r io.Reader) (Header, error) {
+	var b [5]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return Header{}, err
+	}
+	h := Header{Kind: Kind(b[0]), Rank: int(binary.BigEndian.Uint32(b[1:]))}
+	if h.Kind < Stdin || h.Kind > End {
+		return Header{}, errors.New("stream of an unknown kind")
+	}
+	return h, nil
+}

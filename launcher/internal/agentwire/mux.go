@@ -1,0 +1,237 @@
+package agentwire
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/yamux"
+)
+
+// maxQueued bounds what is said and not sent yet, in bytes.
+const maxQueued = 2 * MaxMessage
+
+// Mux is a session with its streams. Each stream has its own flow control: a reader that is slow holds up what it reads, and
+// nothing else.
+type Mux struct {
+	session *yamux.Session
+	control net.Conn
+	in      *bufio.Reader
+	heard   *heard
+
+	mu     sync.Mutex // guards the rest
+	queue  [][]byte
+	queued int
+	idle   chan struct{} // closed while the queue is empty and sent
+	wake   chan struct{}
+	broken error
+	wrote  chan struct{} // closed when the writer has ended
+}
+
+// heard takes note of when bytes came.
+type heard struct {
+	io.ReadWriteCloser
+	last atomic.Int64
+}
+
+func (h *heard) Read(p []byte) (int, error) {
+	n, err := h.ReadWriteCloser.Read(p)
+	if n > 0 {
+		h.last.Store(time.Now().UnixNano())
+	}
+	return n, err
+}
+
+// never is a time that no connection takes.
+const never = 10 * 365 * 24 * time.Hour
+
+func settings() *yamux.Config {
+	c := yamux.DefaultConfig()
+	// Both sides have a heartbeat of their own, and the other side may be stopped or slow for as long as it likes.
+	c.EnableKeepAlive = false
+	c.ConnectionWriteTimeout = never
+	c.StreamOpenTimeout = 0
+	c.StreamCloseTimeout = 0
+	c.LogOutput, c.Logger = nil, log.New(io.Discard, "", 0)
+	return c
+}
+
+// Dial is gorun's side of a session whose preface has been read. The Mux owns rwc.
+func Dial(rwc io.ReadWriteCloser) (*Mux, error) {
+	h := &heard{ReadWriteCloser: rwc}
+	s, err := yamux.Client(h, settings())
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.Open()
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("open the control stream: %w", err)
+	}
+	return newMux(s, c, h), nil
+}
+
+// Accept is the agent's side of a session whose preface has been written. The Mux owns rwc.
+func Accept(rwc io.ReadWriteCloser) (*Mux, error) {
+	h := &heard{ReadWriteCloser: rwc}
+	s, err := yamux.Server(h, settings())
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.Accept()
+	if err != nil {
+		s.Close()
+		return nil, fmt.Errorf("wait for the control stream: %w", err)
+	}
+	return newMux(s, c, h), nil
+}
+
+func newMux(s *yamux.Session, control net.Conn, h *heard) *Mux {
+	m := &Mux{session: s, control: control, in: bufio.NewReader(control), heard: h, wake: make(chan struct{}, 1), wrote: make(chan struct{}), idle: make(chan struct{})}
+	close(m.idle)
+	h.last.Store(time.Now().UnixNano())
+	go m.write()
+	return m
+}
+
+// Send says something. It does not wait; what cannot be sent is lost, and the session broken.
+func (m *Mux) Send(msg *Message) {
+	b, err := Encode(msg)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.broken != nil {
+		return
+	}
+	if err == nil && m.queued+len(b) > maxQueued {
+		err = errors.New("the other side does not read what it is told")
+	}
+	if err != nil {
+		m.broken = err
+		go m.session.Close()
+		return
+	}
+	if len(m.queue) == 0 && m.queued == 0 {
+		m.idle = make(chan struct{})
+	}
+	m.queue = append(m.queue, b)
+	m.queued += len(b)
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (m *Mux) write() {
+	defer close(m.wrote)
+	for {
+		m.mu.Lock()
+		batch, n := m.queue, m.queued
+		m.queue = nil
+		m.mu.Unlock()
+		for _, b := range batch {
+			if _, err := m.control.Write(b); err != nil {
+				m.mu.Lock()
+				if m.broken == nil {
+					m.broken = err
+				}
+				m.mu.Unlock()
+				m.session.Close()
+				return
+			}
+		}
+		m.mu.Lock()
+		m.queued -= n
+		if n > 0 && m.queued == 0 {
+			close(m.idle)
+		}
+		m.mu.Unlock()
+		if n > 0 {
+			continue
+		}
+		select {
+		case <-m.wake:
+		case <-m.session.CloseChan():
+			return
+		}
+	}
+}
+
+// Flush waits until all that was said is sent, the session ends or the time is over.
+func (m *Mux) Flush(bound time.Duration) {
+	m.mu.Lock()
+	idle := m.idle
+	m.mu.Unlock()
+	t := time.NewTimer(bound)
+	defer t.Stop()
+	select {
+	case <-idle:
+	case <-m.wrote:
+	case <-t.C:
+	}
+}
+
+// Idle reports whether all that was said is sent.
+func (m *Mux) Idle() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.queued == 0
+}
+
+// Receive waits for the next message. One goroutine receives.
+func (m *Mux) Receive() (*Message, error) {
+	msg, err := Read(m.in)
+	if err != nil {
+		m.mu.Lock()
+		if m.broken != nil {
+			err = m.broken
+		}
+		m.mu.Unlock()
+	}
+	return msg, err
+}
+
+// Heard is when bytes came last from the other side.
+func (m *Mux) Heard() time.Time { return time.Unix(0, m.heard.last.Load()) }
+
+// Open opens a stream.
+func (m *Mux) Open(h Header) (net.Conn, error) {
+	s, err := m.session.Open()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.Write(h.encode()); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Accept waits for the next stream of the other side.
+func (m *Mux) Accept() (Header, net.Conn, error) {
+	s, err := m.session.Accept()
+	if err != nil {
+		return Header{}, nil, err
+	}
+	h, err := readHeader(s)
+	if err != nil {
+		s.Close()
+		return Header{}, nil, err
+	}
+	return h, s, nil
+}
+
+// Done is closed when the session has ended.
+func (m *Mux) Done() <-chan struct{} { return m.session.CloseChan() }
+
+// Close ends the session: what is not sent is lost. Streams that are open end; what has come in them can still be read.
+func (m *Mux) Close() error {
+	err := m.session.Close()
+	<-m.wrote
+	return err
+}
