@@ -1,0 +1,303 @@
+package sshway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
+)
+
+// keyFiles are the private key files, read once.
+type keyFiles struct {
+	mu    sync.Mutex
+	files map[string]*keyFile
+}
+
+// keyFile is what one identity file gave.
+type keyFile struct {
+	signer ssh.Signer    // nil if it cannot sign; err says why
+	public ssh.PublicKey // nil if not even that is known
+	err    error         // nil if the file is not there
+	there  bool
+}
+
+func (k *keyFiles) load(file string) *keyFile {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if f := k.files[file]; f != nil {
+		return f
+	}
+	if k.files == nil {
+		k.files = map[string]*keyFile{}
+	}
+	f := readKeyFile(file)
+	k.files[file] = f
+	return f
+}
+
+func readKeyFile(file string) *keyFile {
+	f := &keyFile{}
+	text, err := os.ReadFile(file)
+	switch {
+	case err == nil:
+		f.there = true
+		f.signer, f.err = ssh.ParsePrivateKey(text)
+		if missing, ok := errors.AsType[*ssh.PassphraseMissingError](f.err); ok {
+			f.err = errEncrypted
+			f.public = missing.PublicKey
+		} else if f.err != nil {
+			// A public key: its private half may be in the agent.
+			if pub, _, _, _, err := ssh.ParseAuthorizedKey(text); err == nil {
+				f.public, f.err = pub, errPublicOnly
+			}
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		f.there, f.err = true, err
+	}
+	if f.signer != nil {
+		f.public = f.signer.PublicKey()
+	}
+	if f.public == nil {
+		if text, err := os.ReadFile(file + ".pub"); err == nil {
+			f.public, _, _, _, _ = ssh.ParseAuthorizedKey(text)
+		}
+	}
+	return f
+}
+
+var (
+	errEncrypted  = errors.New("encrypted")
+	errPublicOnly = errors.New("a public key, and the agent has not its private half")
+)
+
+// readCertificate reads a certificate file; nil if it is not there or no certificate.
+func readCertificate(file string) *ssh.Certificate {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	pub, _, _, _, err := ssh.ParseAuthorizedKey(text)
+	if err != nil {
+		return nil
+	}
+	cert, _ := pub.(*ssh.Certificate)
+	return cert
+}
+
+// login is the authentication of one connection.
+type login struct {
+	o         *options
+	signers   []ssh.Signer
+	offered   []string // what each signer is, for messages
+	unusable  []string // identity files that are there but cannot be used, and why
+	encrypted []string // those of them that need a passphrase
+	agentErr  error
+	agentConn net.Conn // nil without an agent; closed when the handshake is over
+
+	begun   bool     // the key exchange is over and the server has answered the first request
+	methods []string // what the server allows
+}
+
+// newLogin collects the keys, in the order in which they are tried: those that the configuration names (an agent may
+// hold them), then the agent's others, then the default files. A server stops listening after six by default, so what
+// was named comes before whatever else an agent holds. ctx bounds each word with the agent, which may ask its user.
+func newLogin(ctx context.Context, files *keyFiles, o *options) *login {
+	l := &login{o: o}
+	var held []ssh.Signer // by the agent
+	var comments []string
+	if o.agent != "" {
+		held, comments, l.agentErr = l.askAgent(ctx)
+	}
+	used := make([]bool, len(held))
+	add := func(s ssh.Signer, what string) {
+		l.signers = append(l.signers, s)
+		l.offered = append(l.offered, what)
+	}
+	fromAgent := func(pub ssh.PublicKey, what string) bool {
+		if pub == nil {
+			return false
+		}
+		for i, s := range held {
+			if bytes.Equal(s.PublicKey().Marshal(), pub.Marshal()) {
+				if !used[i] {
+					used[i] = true
+					add(s, what+" (held by the agent)")
+				}
+				return true
+			}
+		}
+		return false
+	}
+	var certs []*ssh.Certificate
+	for _, file := range o.certificates {
+		if c := readCertificate(file); c != nil {
+			certs = append(certs, c)
+		}
+	}
+	identity := func(file string) {
+		f := files.load(file)
+		mine := certs
+		if c := readCertificate(file + "-cert.pub"); c != nil {
+			mine = append(mine[:len(mine):len(mine)], c)
+		}
+		// A certificate goes before its bare key.
+		for _, c := range mine {
+			if f.public == nil || !bytes.Equal(c.Key.Marshal(), f.public.Marshal()) {
+				continue
+			}
+			what := file + " with certificate " + c.KeyId
+			if fromAgent(c, what) {
+				continue
+			}
+			base := f.signer
+			if base == nil {
+				for _, s := range held {
+					if bytes.Equal(s.PublicKey().Marshal(), f.public.Marshal()) {
+						base = s
+					}
+				}
+			}
+			if base == nil {
+				continue
+			}
+			if s, err := ssh.NewCertSigner(c, base); err == nil {
+				add(s, what)
+			}
+		}
+		switch {
+		case fromAgent(f.public, file):
+		case f.signer != nil:
+			add(f.signer, file)
+		case f.err == errEncrypted:
+			l.encrypted = append(l.encrypted, file)
+			l.unusable = append(l.unusable, file+" ("+f.err.Error()+")")
+		case f.there:
+			l.unusable = append(l.unusable, fmt.Sprintf("%s (%v)", file, f.err))
+		case o.explicit:
+			l.unusable = append(l.unusable, file+" (not there)")
+		}
+	}
+	if o.explicit {
+		for _, file := range o.identities {
+			identity(file)
+		}
+	}
+	if !o.identitiesOnly {
+		for i, s := range held {
+			if !used[i] {
+				used[i] = true
+				add(s, "the agent's "+strings.TrimSpace(s.PublicKey().Type()+" "+comments[i]))
+			}
+		}
+	}
+	if !o.explicit {
+		for _, file := range o.identities {
+			identity(file)
+		}
+	}
+	return l
+}
+
+func (l *login) askAgent(ctx context.Context) (signers []ssh.Signer, comments []string, err error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", l.o.agent)
+	if err != nil {
+		return nil, nil, err
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		conn.SetDeadline(deadline)
+	}
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	l.agentConn = &stopConn{conn, stop}
+	client := agent.NewClient(conn)
+	keys, err := client.List()
+	if err != nil {
+		return nil, nil, err
+	}
+	signers, err = client.Signers()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, s := range signers {
+		comment := ""
+		for _, k := range keys {
+			if bytes.Equal(k.Blob, s.PublicKey().Marshal()) {
+				comment = k.Comment
+			}
+		}
+		comments = append(comments, comment)
+	}
+	return signers, comments, nil
+}
+
+type stopConn struct {
+	net.Conn
+	stop func() bool
+}
+
+func (c *stopConn) Close() error {
+	c.stop()
+	return c.Conn.Close()
+}
+
+func (l *login) close() {
+	if l.agentConn != nil {
+		l.agentConn.Close()
+	}
+}
+
+// explain says what was tried, and what to do.
+func (l *login) explain() (cause error, advice string) {
+	var b strings.Builder
+	public := len(l.methods) == 0
+	for _, m := range l.methods {
+		public = public || m == "publickey"
+	}
+	fmt.Fprintf(&b, "%s is not let in: ", l.o.user)
+	switch {
+	case !public:
+		fmt.Fprintf(&b, "the server wants %s, gorun has keys only", strings.Join(l.methods, " or "))
+		advice = "allow PubkeyAuthentication on the host, or take OpenSSH's client by --rsh ssh"
+	case len(l.offered) > 0:
+		fmt.Fprintf(&b, "no key was accepted of %s", strings.Join(l.offered, ", "))
+		key := "~/.ssh/id_ed25519.pub"
+		if l.o.explicit && len(l.o.identities) > 0 {
+			key = strings.TrimSuffix(l.o.identities[0], ".pub") + ".pub"
+		}
+		advice = fmt.Sprintf("ssh-copy-id -i %s%s %s@%s puts a key there", key, portFlag(l.o.port), l.o.user, l.o.hostName)
+	default:
+		b.WriteString("there is no key to offer")
+		advice = "ssh-keygen -t ed25519 makes a key, ssh-copy-id puts it on a host"
+	}
+	if len(l.unusable) > 0 {
+		fmt.Fprintf(&b, "; not usable: %s", strings.Join(l.unusable, ", "))
+	}
+	if l.agentErr != nil {
+		fmt.Fprintf(&b, "; the agent at %s: %v", l.o.agent, l.agentErr)
+	} else if l.o.agent == "" && len(l.encrypted) > 0 {
+		b.WriteString("; no agent runs (SSH_AUTH_SOCK is not set)")
+	}
+	if len(l.encrypted) > 0 && public {
+		advice = "ssh-add " + strings.Join(l.encrypted, " ")
+		if l.o.agent == "" {
+			advice = "eval $(ssh-agent); " + advice
+		}
+	}
+	return errors.New(b.String()), advice
+}
+
+func portFlag(port int) string {
+	if port == 22 {
+		return ""
+	}
+	return fmt.Sprintf(" -p %d", port)
+}

@@ -1,0 +1,522 @@
+package sshway
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/way"
+)
+
+// options is what the ssh configuration says of one host, with defaults filled in and tokens expanded.
+type options struct {
+	original string // as given, lower case
+	hostName string // the name or address to connect to
+	port     int
+	user     string
+
+	identities     []string // private key files, tokens expanded
+	explicit       bool     // they come from the configuration
+	certificates   []string
+	identitiesOnly bool
+	agent          string // socket of the agent; "" if there is none
+
+	jumps        string // ProxyJump's value; "" if there is none
+	proxyCommand string // tokens expanded; "" if there is none
+
+	userKnownHosts, globalKnownHosts []string
+	hostKeyAlias                     string
+	acceptNew, hashKnownHosts        bool
+
+	connectTimeout time.Duration // 0: none of its own
+	aliveInterval  time.Duration // 0: never
+	aliveCountMax  int
+	network        string // tcp, tcp4 or tcp6
+	bindAddress    string
+}
+
+// Keep-alive where the configuration says nothing: a dead connection is found within a minute. OpenSSH's own default
+// is never.
+const (
+	defaultAliveInterval = 15 * time.Second
+	defaultAliveCountMax = 3
+)
+
+// defaultIdentities are the names below ~/.ssh that are tried if the configuration names none.
+var defaultIdentities = []string{"id_ed25519", "id_ecdsa", "id_rsa", "id_ed25519_sk", "id_ecdsa_sk"}
+
+// account is the user who runs gorun.
+type account struct{ name, home, uid string }
+
+func currentAccount() (account, error) {
+	u, err := user.Current()
+	if err != nil {
+		return account{}, err
+	}
+	return account{name: u.Username, home: u.HomeDir, uid: u.Uid}, nil
+}
+
+// setting is the value of one keyword and where it stands.
+type setting struct {
+	at   string
+	args []string
+}
+
+func (s setting) value() string {
+	if len(s.args) == 0 {
+		return ""
+	}
+	return s.args[0]
+}
+
+// evaluation is one walk over the configuration for one host.
+type evaluation struct {
+	who      account
+	original string
+	first    map[string]setting   // the first value obtained, as in OpenSSH
+	all      map[string][]setting // IdentityFile and CertificateFile add up
+	// beyond is the first line that only OpenSSH itself can evaluate, and why; "" if there is none.
+	beyond string
+}
+
+func newEvaluation(who account, t way.Target) *evaluation {
+	e := &evaluation{who: who, original: strings.ToLower(t.Host()), first: map[string]setting{}, all: map[string][]setting{}}
+	if t.User != "" {
+		e.first["user"] = setting{"the target", []string{t.User}}
+	}
+	if t.Port != 0 {
+		e.first["port"] = setting{"the target", []string{strconv.Itoa(t.Port)}}
+	}
+	return e
+}
+
+func (e *evaluation) walk(sts []statement, active bool) error {
+	outer := active
+	for _, st := range sts {
+		switch st.key {
+		case "host":
+			active = outer && matchList(st.args, e.original)
+		case "match":
+			m, err := e.match(st)
+			if err != nil {
+				return err
+			}
+			active = outer && m
+		case "include":
+			for _, sub := range st.include {
+				if err := e.walk(sub, active); err != nil {
+					return err
+				}
+			}
+		default:
+			if active {
+				e.set(st)
+			}
+		}
+	}
+	return nil
+}
+
+func (e *evaluation) set(st statement) {
+	switch st.key {
+	case "identityfile", "certificatefile":
+		if !slices.ContainsFunc(e.all[st.key], func(s setting) bool { return s.value() == st.args[0] }) {
+			e.all[st.key] = append(e.all[st.key], setting{st.at, st.args})
+		}
+		return
+	case "proxyjump", "proxycommand": // the first of the two counts
+		_, jump := e.first["proxyjump"]
+		_, command := e.first["proxycommand"]
+		if jump || command {
+			return
+		}
+	case "canonicalizehostname":
+		if _, ok := e.first[st.key]; !ok && st.args[0] != "no" {
+			e.needs(st, "CanonicalizeHostname "+st.args[0])
+		}
+	}
+	if _, ok := e.first[st.key]; !ok {
+		e.first[st.key] = setting{st.at, st.args}
+	}
+}
+
+func (e *evaluation) needs(st statement, what string) {
+	if e.beyond == "" {
+		e.beyond = st.at + ": " + what
+	}
+}
+
+// match evaluates a Match line.
+func (e *evaluation) match(st statement) (bool, error) {
+	args := st.args
+	result := true
+	for i := 0; i < len(args); i++ {
+		name, value, hasValue := strings.Cut(args[i], "=")
+		name, negate := strings.CutPrefix(strings.ToLower(name), "!")
+		switch name {
+		case "all":
+			if len(args) > 1 && !(len(args) == 2 && i == 1 && slices.Contains([]string{"canonical", "final"}, strings.ToLower(args[0]))) {
+				return false, fmt.Errorf("%s: match: all stands alone", st.at)
+			}
+			if negate {
+				result = false
+			}
+			continue
+		case "canonical": // the second pass after a name was made canonical: there is none here
+			result = result && negate
+			continue
+		case "final":
+			if result {
+				e.needs(st, "Match final")
+			}
+			return false, nil
+		}
+		if !hasValue {
+			if i++; i >= len(args) {
+				return false, fmt.Errorf("%s: match %s: no value", st.at, name)
+			}
+			value = args[i]
+		}
+		if !result {
+			continue
+		}
+		var m bool
+		switch name {
+		case "host":
+			m = matchList(strings.Split(value, ","), e.hostName())
+		case "originalhost":
+			m = matchList(strings.Split(value, ","), e.original)
+		case "user":
+			m = matchList(strings.Split(value, ","), e.user())
+		case "localuser":
+			m = matchList(strings.Split(value, ","), e.who.name)
+		default:
+			e.needs(st, "Match "+name)
+			return false, nil
+		}
+		result = m != negate
+	}
+	return result, nil
+}
+
+func (e *evaluation) hostName() string {
+	s := e.first["hostname"].value()
+	if s == "" {
+		return e.original
+	}
+	h, err := expandTokens(s, map[byte]string{'h': e.original})
+	if err != nil {
+		return e.original // finish says what is wrong with it
+	}
+	return strings.ToLower(h)
+}
+
+func (e *evaluation) user() string {
+	if u := e.first["user"].value(); u != "" {
+		return u
+	}
+	return e.who.name
+}
+
+// finish makes typed options of the settings.
+func (e *evaluation) finish() (*options, error) {
+	var errs []error
+	fail := func(key string, s setting, err error) {
+		errs = append(errs, fmt.Errorf("%s: %s %s: %w", s.at, key, strings.Join(s.args, " "), err))
+	}
+	number := func(key string, def, lowest, highest int) int {
+		s, ok := e.first[key]
+		if !ok {
+			return def
+		}
+		n, err := strconv.Atoi(s.value())
+		if err != nil || n < lowest || n > highest {
+			fail(key, s, fmt.Errorf("not a number from %d to %d", lowest, highest))
+			return def
+		}
+		return n
+	}
+	duration := func(key string, def time.Duration) time.Duration {
+		s, ok := e.first[key]
+		if !ok {
+			return def
+		}
+		if s.value() == "none" {
+			return 0
+		}
+		d, err := parseTime(s.value())
+		if err != nil {
+			fail(key, s, err)
+		}
+		return d
+	}
+	flag := func(key string) bool {
+		s, ok := e.first[key]
+		switch strings.ToLower(s.value()) {
+		case "yes", "true":
+			return true
+		case "no", "false":
+		default:
+			if ok {
+				fail(key, s, errors.New("neither yes nor no"))
+			}
+		}
+		return false
+	}
+
+	o := &options{
+		original:       e.original,
+		user:           e.user(),
+		port:           number("port", 22, 1, 65535),
+		identitiesOnly: flag("identitiesonly"),
+		hashKnownHosts: flag("hashknownhosts"),
+		connectTimeout: duration("connecttimeout", 0),
+		aliveInterval:  duration("serveraliveinterval", defaultAliveInterval),
+		aliveCountMax:  number("serveralivecountmax", defaultAliveCountMax, 0, 1<<20),
+		hostKeyAlias:   strings.ToLower(e.first["hostkeyalias"].value()),
+		bindAddress:    e.first["bindaddress"].value(),
+		// "no" would accept a changed key too: never here.
+		acceptNew: e.first["stricthostkeychecking"].value() == "accept-new",
+	}
+	switch s := e.first["addressfamily"]; strings.ToLower(s.value()) {
+	case "", "any":
+		o.network = "tcp"
+	case "inet":
+		o.network = "tcp4"
+	case "inet6":
+		o.network = "tcp6"
+	default:
+		fail("addressfamily", s, errors.New("not one of any, inet, inet6"))
+	}
+	if s := e.first["proxyusefdpass"]; s.value() == "yes" {
+		fail("proxyusefdpass", s, errors.New("is not supported (--rsh ssh takes OpenSSH's client)"))
+	}
+
+	o.hostName = e.original
+	if s, ok := e.first["hostname"]; ok {
+		h, err := expandTokens(s.value(), map[byte]string{'h': e.original})
+		if err != nil {
+			fail("hostname", s, err)
+		}
+		o.hostName = strings.ToLower(h)
+	}
+	jump := e.first["proxyjump"].value()
+	if jump == "none" {
+		jump = ""
+	}
+	tokens := o.tokens(e.who, jump)
+	expand := func(key string, s setting) string {
+		v, err := expandEnv(tilde(s.value(), e.who.home))
+		if err == nil {
+			v, err = expandTokens(v, tokens)
+		}
+		if err != nil {
+			fail(key, s, err)
+		}
+		return v
+	}
+	proxyTokens := map[byte]string{'h': o.hostName, 'n': e.original, 'p': strconv.Itoa(o.port), 'r': o.user}
+	if jump != "" {
+		j, err := expandTokens(jump, proxyTokens)
+		if err != nil {
+			fail("proxyjump", e.first["proxyjump"], err)
+		}
+		o.jumps = j
+	}
+	if s := e.first["proxycommand"]; s.value() != "" && s.value() != "none" {
+		c, err := expandTokens(s.value(), proxyTokens)
+		if err != nil {
+			fail("proxycommand", s, err)
+		}
+		o.proxyCommand = c
+	}
+	for _, s := range e.all["identityfile"] {
+		if s.value() != "none" {
+			o.identities = append(o.identities, expand("identityfile", s))
+		}
+		o.explicit = true
+	}
+	if !o.explicit {
+		for _, name := range defaultIdentities {
+			o.identities = append(o.identities, filepath.Join(e.who.home, ".ssh", name))
+		}
+	}
+	for _, s := range e.all["certificatefile"] {
+		if s.value() != "none" {
+			o.certificates = append(o.certificates, expand("certificatefile", s))
+		}
+	}
+	files := func(key string, def ...string) (names []string) {
+		s, ok := e.first[key]
+		if !ok {
+			return def
+		}
+		for _, arg := range s.args {
+			if arg != "none" {
+				names = append(names, expand(key, setting{s.at, []string{arg}}))
+			}
+		}
+		return names
+	}
+	o.userKnownHosts = files("userknownhostsfile", filepath.Join(e.who.home, ".ssh/known_hosts"), filepath.Join(e.who.home, ".ssh/known_hosts2"))
+	o.globalKnownHosts = files("globalknownhostsfile", "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+	switch s, ok := e.first["identityagent"]; {
+	case !ok || s.value() == "SSH_AUTH_SOCK":
+		o.agent = os.Getenv("SSH_AUTH_SOCK")
+	case s.value() == "none":
+	case strings.HasPrefix(s.value(), "$") && !strings.HasPrefix(s.value(), "${"):
+		o.agent = os.Getenv(s.value()[1:])
+	default:
+		o.agent = expand("identityagent", s)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// parseTime is OpenSSH's time format: seconds, or numbers with units ("1m30s").
+func parseTime(s string) (time.Duration, error) {
+	bad := errors.New("not a time such as 30 or 1m30s")
+	units := map[byte]time.Duration{
+		's': time.Second, 'm': time.Minute, 'h': time.Hour, 'd': 24 * time.Hour, 'w': 7 * 24 * time.Hour,
+	}
+	var sum time.Duration
+	for i := 0; i < len(s); {
+		start := i
+		for i < len(s) && s[i] >= '0' && s[i] <= '9' {
+			i++
+		}
+		n, err := strconv.Atoi(s[start:i])
+		if err != nil {
+			return 0, bad
+		}
+		unit := time.Second
+		if i < len(s) {
+			u, ok := units[s[i]|0x20] // lower case
+			if !ok {
+				return 0, bad
+			}
+			unit = u
+			i++
+		}
+		// A bound that no real timeout reaches, so that nothing overflows.
+		if n > 1<<31/int(unit/time.Second) {
+			return 0, bad
+		}
+		sum += time.Duration(n) * unit
+	}
+	if s == "" || sum > 1<<31*time.Second {
+		return 0, bad
+	}
+	return sum, nil
+}
+
+// load reads the configuration files once: only file if it is not "", else the user's and the system's.
+func load(file string, who account) ([]statement, error) {
+	dir := filepath.Join(who.home, ".ssh")
+	if file == "none" { // as for ssh -F
+		return nil, nil
+	}
+	if file != "" {
+		return readConfig(file, who.home, dir, 0)
+	}
+	var all []statement
+	for _, f := range []struct{ name, dir string }{{filepath.Join(dir, "config"), dir}, {"/etc/ssh/ssh_config", "/etc/ssh"}} {
+		sts, err := readConfig(f.name, who.home, f.dir, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		// Blocks do not reach over the end of a file: each is walked as an included one.
+		all = append(all, statement{key: "include", include: [][]statement{sts}})
+	}
+	return all, nil
+}
+
+// resolve says what the configuration has for t.
+func resolve(ctx context.Context, sts []statement, file string, who account, t way.Target) (*options, error) {
+	if h := t.Host(); h == "" || strings.HasPrefix(h, "-") || strings.ContainsAny(h, " \t\n\"'`$\\;&<>|(){}\x00") {
+		return nil, fmt.Errorf("%q is not a host's name", h)
+	}
+	if strings.HasPrefix(t.User, "-") {
+		return nil, fmt.Errorf("%q is not a user's name", t.User)
+	}
+	e := newEvaluation(who, t)
+	if err := e.walk(sts, true); err != nil {
+		return nil, err
+	}
+	if e.beyond != "" {
+		beyond := e.beyond
+		e = newEvaluation(who, t)
+		if err := e.askClient(ctx, file, t); err != nil {
+			return nil, fmt.Errorf("%s is left to OpenSSH's client: %w", beyond, err)
+		}
+	}
+	return e.finish()
+}
+
+// askClient takes all settings from ssh -G.
+func (e *evaluation) askClient(ctx context.Context, file string, t way.Target) error {
+	args := []string{"-G"}
+	if file != "" {
+		args = append(args, "-F", file)
+	}
+	if t.User != "" {
+		args = append(args, "-l", t.User)
+	}
+	if t.Port != 0 {
+		args = append(args, "-p", strconv.Itoa(t.Port))
+	}
+	cmd := exec.CommandContext(ctx, "ssh", append(args, "--", t.Host())...)
+	cmd.WaitDelay = time.Second // a command of Match exec may hold the pipes
+	var errText bytes.Buffer
+	cmd.Stderr = &errText
+	out, err := cmd.Output()
+	if err != nil {
+		if msg := strings.TrimSpace(errText.String()); msg != "" {
+			return fmt.Errorf("ssh -G %s: %w: %s", t.Host(), err, msg)
+		}
+		return fmt.Errorf("ssh -G %s: %w", t.Host(), err)
+	}
+	e.answer(string(out), "ssh -G "+t.Host())
+	return nil
+}
+
+// answer takes the settings from ssh -G's output. It names every keyword, also those that are at their defaults.
+func (e *evaluation) answer(out, at string) {
+	for line := range strings.Lines(out) {
+		key, value, ok := strings.Cut(strings.TrimRight(line, "\r\n"), " ")
+		if !ok || value == "" {
+			continue
+		}
+		st := statement{at: at, key: key, args: []string{value}}
+		switch key {
+		case "canonicalizehostname": // done already
+			continue
+		case "userknownhostsfile", "globalknownhostsfile":
+			st.args = strings.Fields(value)
+		case "serveraliveinterval":
+			if value == "0" { // the same as nothing said
+				continue
+			}
+		case "identityfile":
+			if slices.Contains(defaultIdentities, strings.TrimPrefix(value, "~/.ssh/")) || value == "~/.ssh/id_xmss" || value == "~/.ssh/id_dsa" {
+				continue
+			}
+		}
+		e.set(st)
+	}
+}

@@ -1,0 +1,250 @@
+package sshway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/skeema/knownhosts"
+	"golang.org/x/crypto/ssh"
+	xknownhosts "golang.org/x/crypto/ssh/knownhosts"
+	"golang.org/x/sys/unix"
+)
+
+// knownKeys are the known_hosts files, read once for each set of names and again after a key was added.
+type knownKeys struct {
+	mu   sync.Mutex // guards dbs and is held while a file is written
+	dbs  map[string]*knownhosts.HostKeyDB
+	adds int // counts additions: what was read before one is stale
+}
+
+// load reads the files that exist.
+func (k *knownKeys) load(files []string) (*knownhosts.HostKeyDB, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	key := strings.Join(files, "\x00")
+	if db := k.dbs[key]; db != nil {
+		return db, nil
+	}
+	db, err := readKnownHosts(files)
+	if err != nil {
+		return nil, err
+	}
+	if k.dbs == nil {
+		k.dbs = map[string]*knownhosts.HostKeyDB{}
+	}
+	k.dbs[key] = db
+	return db, nil
+}
+
+func readKnownHosts(files []string) (*knownhosts.HostKeyDB, error) {
+	var there []string
+	for _, f := range files {
+		if info, err := os.Stat(f); errors.Is(err, fs.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
+			continue // such as /dev/null
+		}
+		there = append(there, f)
+	}
+	return knownhosts.NewDB(there...)
+}
+
+// hostKeyError says why a host key was not accepted.
+type hostKeyError struct {
+	text, advice string
+}
+
+func (e *hostKeyError) Error() string { return e.text }
+
+// hostKeyCheck is the check of one connection's host key.
+type hostKeyCheck struct {
+	keys  *knownKeys
+	o     *options
+	files []string
+	db    *knownhosts.HostKeyDB
+	names []string // host:port under which the key is looked for; the first is the one that is written
+	// accept says that a key of a host that has none may be added.
+	accept bool
+	ok     bool // the key was accepted
+}
+
+func newHostKeyCheck(keys *knownKeys, o *options, accept bool) (*hostKeyCheck, error) {
+	c := &hostKeyCheck{keys: keys, o: o, accept: accept || o.acceptNew}
+	c.files = append(slices.Clone(o.userKnownHosts), o.globalKnownHosts...)
+	var err error
+	if c.db, err = keys.load(c.files); err != nil {
+		return nil, err
+	}
+	name, port := o.hostName, fmt.Sprint(o.port)
+	if o.hostKeyAlias != "" {
+		name, port = o.hostKeyAlias, "22" // an alias has no port
+	}
+	c.names = []string{net.JoinHostPort(name, port)}
+	if port != "22" {
+		// As OpenSSH does: a key that is known for the name without its port is good enough.
+		c.names = append(c.names, net.JoinHostPort(name, "22"))
+	}
+	return c, nil
+}
+
+// preferred orders host key algorithms. ssh-rsa (SHA-1) is not in it: OpenSSH has had it off since 8.8.
+var preferred = []string{
+	ssh.CertAlgoED25519v01, ssh.CertAlgoECDSA256v01, ssh.CertAlgoECDSA384v01, ssh.CertAlgoECDSA521v01, ssh.CertAlgoRSASHA512v01, ssh.CertAlgoRSASHA256v01,
+	ssh.KeyAlgoED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256,
+}
+
+// algorithms are those to negotiate: of the known keys, so that the server shows one that can be compared; for a host
+// without any all but certificates, which only a known authority makes good.
+func (c *hostKeyCheck) algorithms() []string {
+	var known []string
+	for _, name := range c.names {
+		known = append(known, c.db.HostKeyAlgorithms(name)...)
+	}
+	var algos []string
+	for _, a := range preferred {
+		if slices.Contains(known, a) || len(known) == 0 && !strings.Contains(a, "-cert-") {
+			algos = append(algos, a)
+		}
+	}
+	if len(algos) == 0 {
+		return preferred[slices.Index(preferred, ssh.KeyAlgoED25519):]
+	}
+	return algos
+}
+
+func (c *hostKeyCheck) callback(_ string, remote net.Addr, key ssh.PublicKey) error {
+	err := c.check(c.db, remote, key)
+	if err != nil && isUnknown(err) && c.accept {
+		err = c.add(remote, key)
+	}
+	if err != nil {
+		return c.explain(err, key)
+	}
+	c.ok = true
+	return nil
+}
+
+// check compares the key with the files. A certificate is compared only with authorities, so an error of neither kind
+// below may come back.
+func (c *hostKeyCheck) check(db *knownhosts.HostKeyDB, remote net.Addr, key ssh.PublicKey) error {
+	if _, _, err := net.SplitHostPort(remote.String()); err != nil {
+		remote = &net.TCPAddr{IP: net.IPv4zero, Port: c.o.port} // of a proxy; the name counts
+	}
+	var first error
+	for i, name := range c.names {
+		err := db.HostKeyCallback()(name, remote, key)
+		if err == nil {
+			return nil
+		}
+		if i == 0 {
+			first = err
+		}
+		if !isUnknown(err) {
+			if i > 0 { // another key without the port says nothing of this port
+				return first
+			}
+			return err
+		}
+	}
+	return first
+}
+
+func isUnknown(err error) bool {
+	ke, ok := errors.AsType[*xknownhosts.KeyError](err)
+	return ok && len(ke.Want) == 0
+}
+
+// add appends the key to the first of the user's files. Several hosts and several gorun may do so at once: the file
+// is locked, and read again under the lock.
+func (c *hostKeyCheck) add(remote net.Addr, key ssh.PublicKey) error {
+	if len(c.o.userKnownHosts) == 0 {
+		return &hostKeyError{"its key cannot be kept: UserKnownHostsFile is none", ""}
+	}
+	file := c.o.userKnownHosts[0]
+	c.keys.mu.Lock()
+	defer c.keys.mu.Unlock()
+	fail := func(err error) error {
+		return &hostKeyError{fmt.Sprintf("keep its new key: %v", err), ""}
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return fail(err)
+	}
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return fail(err)
+	}
+	defer f.Close()
+	// Some file systems have no locks; then the one append is still whole.
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	db, err := readKnownHosts(c.files)
+	if err != nil {
+		return fail(err)
+	}
+	if err := c.check(db, remote, key); err == nil || !isUnknown(err) {
+		return err
+	}
+	name := xknownhosts.Normalize(c.names[0])
+	if c.o.hashKnownHosts {
+		name = xknownhosts.HashHostname(name)
+	}
+	line := name + " " + strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key))) + "\n"
+	if end, err := f.Seek(0, io.SeekEnd); err == nil && end > 0 {
+		last := make([]byte, 1)
+		if _, err := f.ReadAt(last, end-1); err == nil && last[0] != '\n' {
+			line = "\n" + line
+		}
+	}
+	if _, err := f.WriteString(line); err != nil {
+		return fail(err)
+	}
+	c.keys.dbs = nil
+	return nil
+}
+
+// explain turns what the check found into an error with what to do.
+func (c *hostKeyCheck) explain(err error, key ssh.PublicKey) error {
+	if he, ok := errors.AsType[*hostKeyError](err); ok {
+		return he
+	}
+	name := xknownhosts.Normalize(c.names[0])
+	presented := fmt.Sprintf("%s %s", key.Type(), ssh.FingerprintSHA256(key))
+	file := "~/.ssh/known_hosts"
+	if len(c.o.userKnownHosts) > 0 {
+		file = c.o.userKnownHosts[0]
+	}
+	if re, ok := errors.AsType[*xknownhosts.RevokedError](err); ok {
+		at := fmt.Sprintf("%s:%d", re.Revoked.Filename, re.Revoked.Line)
+		return &hostKeyError{fmt.Sprintf("the key %s is marked @revoked at %s", presented, at), "give the host a new key; a revoked one is never accepted"}
+	}
+	ke, ok := errors.AsType[*xknownhosts.KeyError](err)
+	if !ok {
+		return &hostKeyError{fmt.Sprintf("the certificate %s: %v", presented, err), "a line \"@cert-authority " + name + " KEY\" in " + file + " makes its authority known"}
+	}
+	if len(ke.Want) == 0 {
+		return &hostKeyError{
+			fmt.Sprintf("unknown key %s: %s is in none of %s", presented, name, strings.Join(c.files, ", ")),
+			fmt.Sprintf("compare the fingerprint, then: %s >> %s (or gorun --accept-new-host-keys)", c.keyscan(), file),
+		}
+	}
+	var at []string
+	for _, w := range ke.Want {
+		at = append(at, fmt.Sprintf("%s:%d (%s)", w.Filename, w.Line, w.Key.Type()))
+	}
+	return &hostKeyError{
+		fmt.Sprintf("the key has changed: it shows %s, known are other keys at %s", presented, strings.Join(at, ", ")),
+		fmt.Sprintf("if the host was installed anew: ssh-keygen -f %s -R '%s'; if not, someone may be in between", ke.Want[0].Filename, name),
+	}
+}
+
+func (c *hostKeyCheck) keyscan() string {
+	if c.o.port != 22 {
+		return fmt.Sprintf("ssh-keyscan -p %d %s", c.o.port, c.o.hostName)
+	}
+	return "ssh-keyscan " + c.o.hostName
+}
