@@ -25,6 +25,9 @@ type Job struct {
 	local  []int // the ranks of this host, in order
 	device string
 
+	hostAddr string
+	dataKey  []byte
+
 	ctl   control
 	world *Group
 	next  atomic.Uint64 // request ids
@@ -93,6 +96,13 @@ func (j *Job) NodeOf(rank int) int { return j.nodeOf[rank] }
 
 // Device is the token of this rank's device, for cuda.Open.
 func (j *Job) Device() string { return j.device }
+
+// HostAddr is the IP address of this rank's host at which ranks of other hosts reach it, "" in a job of one host. For libraries.
+func (j *Job) HostAddr() string { return j.hostAddr }
+
+// DataKey is the secret that every connection between ranks of different hosts proves to know; nil in a job of one host. Not to be changed, or
+// told to anybody. For libraries.
+func (j *Job) DataKey() []byte { return j.dataKey }
 
 // InProcess reports whether all ranks of the job live in this process.
 func (j *Job) InProcess() bool { return j.ctl.inProcess() }

@@ -37,7 +37,9 @@ func join(ctx context.Context, env rankenv.Env) (*Job, error) {
 		if err != nil {
 			return nil, fmt.Errorf("node at @%s: %w", env.Control, err)
 		}
-		return newJob(env.Job, env.Rank, welcome.Node, welcome.NodeOf, env.Device, ctl), nil
+		j := newJob(env.Job, env.Rank, welcome.Node, welcome.NodeOf, env.Device, ctl)
+		j.hostAddr, j.dataKey = welcome.Addr, welcome.DataKey
+		return j, nil
 	case env.Size == 1:
 		return inProcess(1, env.Device)[0], nil
 	case env.Launcher == "gorun":

@@ -3,6 +3,7 @@ package nccl
 import (
 	"fmt"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
@@ -75,7 +76,7 @@ func (h *host) newColl(call *Call, mode Mode) *collTask {
 	}
 	if mode != 0 {
 		t.flags |= capturedCall
-		if mode >= Local {
+		if mode >= Local && h.links == nil {
 			t.flags |= t.flags << 1 & (sendReg | recvReg)
 		}
 		return t
@@ -84,10 +85,14 @@ func (h *host) newColl(call *Call, mode Mode) *collTask {
 	h.pending.Add(1)
 	if t.sreg = h.c.userRegistered(call.Send); t.sreg != nil {
 		t.sreg.enter(call.Op, call.Seq)
-		t.flags |= sendReg
+		if h.links == nil {
+			t.flags |= sendReg
+		}
 	}
 	if t.rreg = h.c.userRegistered(call.Recv); t.rreg != nil {
-		t.flags |= recvReg
+		if h.links == nil {
+			t.flags |= recvReg
+		}
 		if t.rreg == t.sreg {
 			t.rreg = nil // in place, or in one block: one operation
 		} else {
@@ -260,6 +265,7 @@ func (t *collTask) post() {
 	if t.call.Recv.Mem != nil {
 		s[slotRecvMem] = t.call.Recv.Mem.ID()
 	}
+	h.touched(unsafe.Slice((*byte)(unsafe.Pointer(s)), 8*slotWords))
 	if t.flags&(sendReg|recvReg) == 0 {
 		t.writeChunk()
 	}
@@ -550,12 +556,14 @@ func (t *collTask) writeChunk() {
 	send, half := t.call.Send.Bytes(), h.seg.half(h.rank, h.chunk)
 	if t.call.Op != OpReduceScatter {
 		copy(half, send[t.pos*size:(t.pos+n)*size])
+		h.touched(half[:n*size])
 		return
 	}
 	for r := range h.n {
 		at := (r*count + t.pos) * size
 		copy(half[r*n*size:(r+1)*n*size], send[at:at+n*size])
 	}
+	h.touched(half[:h.n*n*size])
 }
 
 // readChunk takes what this rank gets out of the members' halves.
@@ -609,6 +617,7 @@ func (t *collTask) reducePart() {
 	}
 	dst := [1][]byte{srcs[h.rank]}
 	reduce(t.call.Type, t.call.Red, h.n, dst[:], srcs, h.acc)
+	h.touched(dst[0])
 }
 
 func (t *collTask) readParts() {

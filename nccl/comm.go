@@ -160,9 +160,6 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 		if r < 0 || r >= job.Size() || slices.Contains(c.ranks[:i], r) {
 			return fail(causef(ErrArgument, "members %v: rank %d is twice in it, or not in the job of %d", c.ranks, r, job.Size()))
 		}
-		if job.NodeOf(r) != job.Node() && dev.Platform() == cuda.Host {
-			return fail(fmt.Errorf("ranks %d and %d are on different hosts; the host platform's collectives work within one host", job.Rank(), r))
-		}
 	}
 	waitCtx, done := context.WithTimeout(ctx, set.Timeout)
 	defer done()
@@ -191,7 +188,7 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 	if err != nil {
 		return fail(err)
 	}
-	if _, err := c.commit(waitCtx, c.connect(waitCtx), nil); err != nil {
+	if _, err := c.commit(waitCtx, c.connect(waitCtx, offers), nil); err != nil {
 		return fail(err)
 	}
 	switch be := c.be.(type) {
@@ -226,14 +223,25 @@ func (c *Comm) open() error {
 	}
 	h := newHost(c)
 	c.be = h
-	if c.rank == 0 {
-		return h.makeSegment()
+	if c.spansHosts() {
+		if h.links, err = newHostLinks(h); err != nil {
+			return err
+		}
+	}
+	if c.rank != h.first() {
+		return nil
+	}
+	if err := h.makeSegment(); err != nil {
+		return err
+	}
+	if h.links != nil {
+		h.links.listen()
 	}
 	return nil
 }
 
 // connect finds what the others have opened.
-func (c *Comm) connect(ctx context.Context) error {
+func (c *Comm) connect(ctx context.Context, offers [][]byte) error {
 	peers := make([]peer, len(c.ranks))
 	for i, r := range c.ranks {
 		if c.job.NodeOf(r) != c.job.Node() {
@@ -251,8 +259,13 @@ func (c *Comm) connect(ctx context.Context) error {
 	c.peers = peers
 	switch be := c.be.(type) {
 	case *host:
-		if c.rank != 0 {
-			return be.mapSegment(ctx)
+		if c.rank != be.first() {
+			if err := be.mapSegment(ctx); err != nil {
+				return err
+			}
+		}
+		if be.links != nil {
+			return be.links.connect(ctx, offers)
 		}
 	case *library:
 		return be.connect(ctx)

@@ -324,7 +324,6 @@ func TestCollectives(t *testing.T) {
 
 // Random sequences on two streams, staged and registered mixed from call to call, synchronized now and then.
 func TestRandomSequences(t *testing.T) {
-	const size = 300 << 10
 	seed := rand.Uint64()
 	t.Logf("seed %#x", seed)
 	ranks := []int{2, 3, 5}
@@ -332,64 +331,69 @@ func TestRandomSequences(t *testing.T) {
 		ranks = ranks[1:2]
 	}
 	for _, n := range ranks {
-		ranktest.Run(t, n, func(ctx context.Context, job *bootstrap.Job) error {
-			return with(ctx, job, nil, func(w *world) error {
-				rng := rand.New(rand.NewPCG(seed, uint64(n))) // the same on all ranks
-				other, err := w.dev.NewStream()
-				if err != nil {
-					return err
-				}
-				defer other.Close()
-				streams := []*cuda.Stream{w.stream, other}
-				var sets []buffers
-				for i := range 6 {
-					b, done, err := openBuffers(w, size*n+4096, i%2 == 0)
-					defer done()
-					if err != nil {
-						return err
-					}
-					sets = append(sets, b)
-				}
-				type pending struct {
-					ty typed
-					b  buffers
-					s  spec
-				}
-				var all []pending
-				for i := range 300 {
-					ty := types[rng.IntN(len(types))]
-					s := spec{op: collectives[rng.IntN(len(collectives))], red: nccl.RedOp(rng.IntN(5)), root: rng.IntN(n), inPlace: rng.IntN(2) == 0, salt: i}
-					s.count = rng.IntN(1<<rng.IntN(18)/ty.size*2 + 1)
-					if s.count*ty.size > size {
-						s.count = size / ty.size
-					}
-					b := sets[len(all)]
-					if err := ty.call(w, b, s, streams[rng.IntN(2)]); err != nil {
-						return fmt.Errorf("seed %#x: %v: %w", seed, s, err)
-					}
-					all = append(all, pending{ty, b, s})
-					if len(all) < len(sets) && rng.IntN(4) > 0 {
-						continue
-					}
-					for _, st := range streams {
-						if err := st.Synchronize(ctx); err != nil {
-							return fmt.Errorf("seed %#x: %w", seed, err)
-						}
-					}
-					for _, p := range all {
-						if err := p.ty.verify(w, p.b, p.s); err != nil {
-							return fmt.Errorf("seed %#x: %w", seed, err)
-						}
-					}
-					all = all[:0]
-				}
-				for _, st := range streams {
-					if err := st.Synchronize(ctx); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		})
+		ranktest.Run(t, n, func(ctx context.Context, job *bootstrap.Job) error { return randomSequences(ctx, job, seed) })
 	}
+}
+
+// randomSequences is the part of one rank; the seed is the same on all.
+func randomSequences(ctx context.Context, job *bootstrap.Job, seed uint64) error {
+	const size = 300 << 10
+	n := job.Size()
+	return with(ctx, job, nil, func(w *world) error {
+		rng := rand.New(rand.NewPCG(seed, uint64(n))) // the same on all ranks
+		other, err := w.dev.NewStream()
+		if err != nil {
+			return err
+		}
+		defer other.Close()
+		streams := []*cuda.Stream{w.stream, other}
+		var sets []buffers
+		for i := range 6 {
+			b, done, err := openBuffers(w, size*n+4096, i%2 == 0)
+			defer done()
+			if err != nil {
+				return err
+			}
+			sets = append(sets, b)
+		}
+		type pending struct {
+			ty typed
+			b  buffers
+			s  spec
+		}
+		var all []pending
+		for i := range 300 {
+			ty := types[rng.IntN(len(types))]
+			s := spec{op: collectives[rng.IntN(len(collectives))], red: nccl.RedOp(rng.IntN(5)), root: rng.IntN(n), inPlace: rng.IntN(2) == 0, salt: i}
+			s.count = rng.IntN(1<<rng.IntN(18)/ty.size*2 + 1)
+			if s.count*ty.size > size {
+				s.count = size / ty.size
+			}
+			b := sets[len(all)]
+			if err := ty.call(w, b, s, streams[rng.IntN(2)]); err != nil {
+				return fmt.Errorf("seed %#x: %v: %w", seed, s, err)
+			}
+			all = append(all, pending{ty, b, s})
+			if len(all) < len(sets) && rng.IntN(4) > 0 {
+				continue
+			}
+			for _, st := range streams {
+				if err := st.Synchronize(ctx); err != nil {
+					return fmt.Errorf("seed %#x: %w", seed, err)
+				}
+			}
+			for _, p := range all {
+				if err := p.ty.verify(w, p.b, p.s); err != nil {
+					return fmt.Errorf("seed %#x: %w", seed, err)
+				}
+			}
+			all = all[:0]
+		}
+		for _, st := range streams {
+			if err := st.Synchronize(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

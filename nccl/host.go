@@ -59,6 +59,7 @@ type host struct {
 	marks  []*markTask
 
 	peers peerMappings
+	links *hostLinks // nil where all members are on one host
 }
 
 func newHost(c *Comm) *host {
@@ -74,7 +75,7 @@ func newHost(c *Comm) *host {
 
 func (h *host) segmentKey() string { return "nccl " + h.c.key + " control" }
 
-// makeSegment makes the control segment, on the first member. Ranks of one process share Go memory: so the race detector
+// makeSegment makes the control segment, on the first member of each host. Ranks of one process share Go memory: so the race detector
 // sees what they do, and none can unmap it under another.
 func (h *host) makeSegment() error {
 	if h.c.job.InProcess() {
@@ -102,7 +103,7 @@ func (h *host) exportSegment(fd int, local []uint64, b []byte) (err error) {
 
 // mapSegment maps it on the others.
 func (h *host) mapSegment(ctx context.Context) error {
-	hd, err := h.c.job.Import(ctx, h.c.ranks[0], h.segmentKey())
+	hd, err := h.c.job.Import(ctx, h.c.ranks[h.first()], h.segmentKey())
 	if err != nil {
 		return err
 	}
@@ -116,6 +117,11 @@ func (h *host) mapSegment(ctx context.Context) error {
 		return err
 	}
 	return h.seg.adopt(h.segMem.Bytes(), false)
+}
+
+// first is the member that makes the segment of this host: the lowest on it.
+func (h *host) first() int {
+	return slices.IndexFunc(h.c.ranks, func(r int) bool { return h.c.job.NodeOf(r) == h.c.job.Node() })
 }
 
 func wordBytes(w []uint64) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(&w[0])), 8*len(w)) }
@@ -148,8 +154,8 @@ func (h *host) withdrawSegment() {
 func (h *host) ring(r int) { h.c.peers[r].bell.Ring() }
 
 func (h *host) ringAll() {
-	for r := range h.c.peers {
-		if r != h.rank {
+	for r, p := range h.c.peers {
+		if r != h.rank && p.bell != nil {
 			h.ring(r)
 		}
 	}
@@ -160,6 +166,7 @@ func (h *host) arrive() {
 	h.phase++
 	h.scan = 0
 	h.seg.phase(h.rank).Store(h.phase)
+	h.publishAll(h.seg.phase(h.rank), h.phase)
 	h.ringAll()
 }
 
@@ -310,6 +317,12 @@ func (h *host) tell(err error) error {
 	if h.c.peers != nil {
 		h.ringAll()
 	}
+	if h.links != nil {
+		text := []byte(err.Error())
+		for _, o := range h.links.out {
+			o.put(frame{kind: frameTold, off: uint64(codeOf(err)) | uint64(uint32(h.c.jobRankOf(err)))<<32, data: text[:min(len(text), textSize)]})
+		}
+	}
 	return err
 }
 
@@ -326,6 +339,11 @@ func (h *host) declareClosed(n uint64) {
 	h.segMu.RLock()
 	defer h.segMu.RUnlock()
 	h.seg.closed(h.rank).Store(n + 1)
+	if h.links != nil {
+		for _, o := range h.links.out {
+			o.publish(nil, h.seg.b, h.seg.offset(unsafe.Pointer(h.seg.closed(h.rank))), n+1)
+		}
+	}
 	h.ringAll()
 }
 
@@ -346,6 +364,9 @@ func (h *host) outstanding() int { return int(h.pending.Load()) }
 // release gives the segment and all mappings up. Tasks that are left find the communicator closed.
 func (h *host) release() {
 	h.peers.close()
+	if h.links != nil {
+		h.links.close()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.segMu.Lock()

@@ -26,12 +26,16 @@ type facts struct {
 	Host     int               `json:",omitempty"`
 	Settings map[string]string `json:",omitempty"` // the library's environment variables
 	Windows  string            `json:",omitempty"` // why there can be none
+	Data     string            `json:",omitempty"` // address at which a host's first member takes data from other hosts
 }
 
 func (c *Comm) facts() facts {
 	f := facts{Platform: c.dev.Platform().String(), Host: c.job.Node()}
 	l, ok := c.be.(*library)
 	if !ok {
+		if h, ok := c.be.(*host); ok && h.links != nil {
+			f.Data = h.links.address()
+		}
 		return f
 	}
 	info := c.dev.Info()

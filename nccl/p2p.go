@@ -3,6 +3,7 @@ package nccl
 import (
 	"fmt"
 	"slices"
+	"unsafe"
 
 	"github.com/gorun-dev/gorun/cuda"
 )
@@ -61,12 +62,14 @@ func (h *host) newP2P(calls []Call, mode Mode) *p2pTask {
 		mem := m.mem()
 		if mode != 0 {
 			m.flags |= capturedCall
-			if h.c.isRegistered(mem) {
+			if h.c.isRegistered(mem) && h.c.near(int(m.call.Root)) {
 				m.flags |= sendReg
 			}
 		} else if m.reg = h.c.userRegistered(mem); m.reg != nil {
 			m.reg.enter(m.call.Op, 0)
-			m.flags |= sendReg
+			if h.c.near(int(m.call.Root)) {
+				m.flags |= sendReg
+			}
 		}
 		t.ops = append(t.ops, m)
 	}
@@ -270,8 +273,7 @@ func (t *p2pTask) advance(m *message) (bool, error) {
 		if mem.Mem != nil {
 			w[2] = mem.Mem.ID()
 		}
-		mine.posted.Store(m.n)
-		h.ring(p)
+		h.signal(p, mine.posted, m.n, unsafe.Slice((*byte)(unsafe.Pointer(w)), 8*len(w)))
 		m.state = messagePosted
 
 	case messagePosted:
@@ -282,8 +284,7 @@ func (t *p2pTask) advance(m *message) (bool, error) {
 			return false, err
 		}
 		if send {
-			sl.agreed.Store(m.n)
-			h.ring(p)
+			h.signal(p, sl.agreed, m.n)
 		}
 		m.state = messageMoves
 		if send && m.direct || m.call.Count == 0 {
@@ -310,8 +311,7 @@ func (t *p2pTask) advance(m *message) (bool, error) {
 			if sl.agreed.Load() < m.n {
 				return false, nil
 			}
-			rl.done.Store(m.n)
-			h.ring(p)
+			h.signal(p, rl.done, m.n)
 			h.taken[p] = m.n
 		}
 		m.state = messageDone
@@ -346,9 +346,10 @@ func (t *p2pTask) move(m *message, from, to int, sl, rl line) (bool, error) {
 		if n-rl.moved.Load() >= 2 {
 			return false, nil
 		}
-		m.pos += copy(h.seg.message(from, to, n), m.call.Send.Bytes()[m.pos:])
-		sl.moved.Store(n + 1)
-		h.ring(to)
+		chunk := h.seg.message(from, to, n)
+		k := copy(chunk, m.call.Send.Bytes()[m.pos:])
+		m.pos += k
+		h.signal(to, sl.moved, n+1, chunk[:k])
 	case m.direct:
 		b, err := h.find(from, sl.words[2], m.call.Recv.Mem.ID())
 		if err != nil || b == nil {
@@ -367,8 +368,7 @@ func (t *p2pTask) move(m *message, from, to int, sl, rl line) (bool, error) {
 			return false, nil
 		}
 		m.pos += copy(m.call.Recv.Bytes()[m.pos:], h.seg.message(from, to, n))
-		rl.moved.Store(n + 1)
-		h.ring(from)
+		h.signal(from, rl.moved, n+1)
 	}
 	return true, nil
 }

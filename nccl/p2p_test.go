@@ -71,78 +71,82 @@ func TestRing(t *testing.T) {
 
 // All to all with several messages for each pair, of random sizes, in random order of the calls, mixed with collectives.
 func TestManyMessages(t *testing.T) {
-	const n, size = 4, 200 << 10
 	seed := rand.Uint64()
 	t.Logf("seed %#x", seed)
-	ranktest.Run(t, n, func(ctx context.Context, job *bootstrap.Job) error {
-		return with(ctx, job, nil, func(w *world) error {
-			me := w.comm.Rank()
-			same := rand.New(rand.NewPCG(seed, 0))
-			own := rand.New(rand.NewPCG(seed, uint64(me)+1))
-			for round := range 20 {
-				registered := round%2 == 0
-				b, done, err := openBuffers(w, 2*n*size, registered)
+	ranktest.Run(t, 4, func(ctx context.Context, job *bootstrap.Job) error { return manyMessages(ctx, job, seed) })
+}
+
+// manyMessages is the part of one rank; the seed is the same on all.
+func manyMessages(ctx context.Context, job *bootstrap.Job, seed uint64) error {
+	const size = 200 << 10
+	n := job.Size()
+	return with(ctx, job, nil, func(w *world) error {
+		me := w.comm.Rank()
+		same := rand.New(rand.NewPCG(seed, 0))
+		own := rand.New(rand.NewPCG(seed, uint64(me)+1))
+		for round := range 20 {
+			registered := round%2 == 0
+			b, done, err := openBuffers(w, 2*n*size, registered)
+			if err != nil {
+				done()
+				return err
+			}
+			type msg struct{ from, to, k, count int }
+			var msgs []msg
+			for from := range n {
+				for to := range n {
+					for k := range same.IntN(3) {
+						msgs = append(msgs, msg{from, to, k, same.IntN(1 << same.IntN(16))})
+					}
+				}
+			}
+			value := func(m msg) func(i int) int32 {
+				return func(i int) int32 { return int32(i + 1000*m.k + 100_000*m.from + 10_000_000*m.to + round) }
+			}
+			slot := func(mem *cuda.Memory, peer, k, count int) cuda.Slice[int32] {
+				s, err := cuda.SliceOf[int32](mem, uint64((peer*2+k)*size), count)
 				if err != nil {
-					done()
+					panic(err)
+				}
+				return s
+			}
+			// The messages of a pair keep their order, all else is shuffled.
+			order := own.Perm(2 * n)
+			err = nccl.Group(func() error {
+				if err := nccl.AllReduce(w.comm, slot(b.send, n-1, 1, 1), slot(b.recv, n-1, 1, 1), nccl.Sum, w.stream); err != nil {
 					return err
 				}
-				type msg struct{ from, to, k, count int }
-				var msgs []msg
-				for from := range n {
-					for to := range n {
-						for k := range same.IntN(3) {
-							msgs = append(msgs, msg{from, to, k, same.IntN(1 << same.IntN(16))})
-						}
-					}
-				}
-				value := func(m msg) func(i int) int32 {
-					return func(i int) int32 { return int32(i + 1000*m.k + 100_000*m.from + 10_000_000*m.to + round) }
-				}
-				slot := func(mem *cuda.Memory, peer, k, count int) cuda.Slice[int32] {
-					s, err := cuda.SliceOf[int32](mem, uint64((peer*2+k)*size), count)
-					if err != nil {
-						panic(err)
-					}
-					return s
-				}
-				// The messages of a pair keep their order, all else is shuffled.
-				order := own.Perm(2 * n)
-				err = nccl.Group(func() error {
-					if err := nccl.AllReduce(w.comm, slot(b.send, n-1, 1, 1), slot(b.recv, n-1, 1, 1), nccl.Sum, w.stream); err != nil {
-						return err
-					}
-					for _, o := range order {
-						for _, m := range msgs {
-							switch {
-							case o < n && m.from == me && m.to == o:
-								s := slot(b.send, m.to, m.k, m.count)
-								fill(s, value(m))
-								if err := nccl.Send(w.comm, s, m.to, w.stream); err != nil {
-									return err
-								}
-							case o >= n && m.to == me && m.from == o-n:
-								if err := nccl.Recv(w.comm, slot(b.recv, m.from, m.k, m.count), m.from, w.stream); err != nil {
-									return err
-								}
+				for _, o := range order {
+					for _, m := range msgs {
+						switch {
+						case o < n && m.from == me && m.to == o:
+							s := slot(b.send, m.to, m.k, m.count)
+							fill(s, value(m))
+							if err := nccl.Send(w.comm, s, m.to, w.stream); err != nil {
+								return err
+							}
+						case o >= n && m.to == me && m.from == o-n:
+							if err := nccl.Recv(w.comm, slot(b.recv, m.from, m.k, m.count), m.from, w.stream); err != nil {
+								return err
 							}
 						}
 					}
-					return nil
-				}, w.comm)
-				if err := outcome(ctx, w.stream, err); err != nil {
-					return fmt.Errorf("seed %#x: %w", seed, err)
 				}
-				for _, m := range msgs {
-					if m.to == me {
-						if err := check(slot(b.recv, m.from, m.k, m.count), value(m)); err != nil {
-							return fmt.Errorf("seed %#x: round %d, %+v: %w", seed, round, m, err)
-						}
+				return nil
+			}, w.comm)
+			if err := outcome(ctx, w.stream, err); err != nil {
+				return fmt.Errorf("seed %#x: %w", seed, err)
+			}
+			for _, m := range msgs {
+				if m.to == me {
+					if err := check(slot(b.recv, m.from, m.k, m.count), value(m)); err != nil {
+						return fmt.Errorf("seed %#x: round %d, %+v: %w", seed, round, m, err)
 					}
 				}
-				done()
 			}
-			return nil
-		})
+			done()
+		}
+		return nil
 	})
 }
 

@@ -119,6 +119,30 @@ func (s *segment) adopt(b []byte, make bool) error {
 
 func (s *segment) word(off int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&s.b[off])) }
 
+// offset is the place of an address in the segment.
+func (s *segment) offset(p unsafe.Pointer) int {
+	return int(uintptr(p) - uintptr(unsafe.Pointer(&s.b[0])))
+}
+
+// owns reports whether n bytes at off are all a rank's to write: within its own part, its side of a pair, its staging, or a message of its.
+func (s *segment) owns(r int, off, n uint64) bool {
+	if off > uint64(len(s.b)) || n > uint64(len(s.b))-off {
+		return false
+	}
+	within := func(from, size int) bool { return int(off) >= from && int(off+n) <= from+size }
+	if within(s.rankAt(r), rankSize) || within(s.staging+2*r*stagingHalf, 2*stagingHalf) || within(s.messages+2*r*s.n*s.chunk, 2*s.n*s.chunk) {
+		return true
+	}
+	if int(off) < s.pairs || int(off+n) > s.pairs+s.n*s.n*pairSize {
+		return false
+	}
+	pair, at := (int(off)-s.pairs)/pairSize, (int(off)-s.pairs)%pairSize
+	if at < atReceiver {
+		return pair/s.n == r && at+int(n) <= atReceiver
+	}
+	return pair%s.n == r && at+int(n) <= pairSize
+}
+
 func (s *segment) rankAt(r int) int { return headerSize + r*rankSize }
 
 func (s *segment) phase(r int) *atomic.Uint64  { return s.word(s.rankAt(r) + atPhase) }

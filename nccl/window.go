@@ -40,8 +40,11 @@ const windowAlign = 4096
 
 // WindowSupport reports whether the communicator can have windows, and if not why. It knows what can be told without trying.
 func (c *Comm) WindowSupport() (ok bool, why string) {
-	if l, is := c.be.(*library); is {
-		why = l.unableWhy()
+	switch be := c.be.(type) {
+	case *library:
+		why = be.unableWhy()
+	case *host:
+		why = c.Staged()
 	}
 	return why == "", why
 }

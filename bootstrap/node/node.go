@@ -15,7 +15,9 @@ package node
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -110,7 +112,7 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 	var err error
 	n.server, err = server.Start(server.Config{
 		Name: n.control, Job: c.Job, Node: c.Node, NodeOf: n.cfg.NodeOf, Host: c.Host,
-		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect,
+		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect, Addr: n.dataAddr, DataKey: n.dataKey(),
 	})
 	if err != nil {
 		n.stop()
@@ -173,6 +175,28 @@ func (n *Node) Addr() string {
 		return ""
 	}
 	return n.mesh.addr()
+}
+
+// dataAddr is the address at which ranks of this host take data from those of others: the member's, which the others reach.
+func (n *Node) dataAddr() string {
+	if n.nodes == 1 {
+		return ""
+	}
+	addr, err := netip.ParseAddrPort(n.Addr())
+	if err != nil {
+		return ""
+	}
+	return addr.Addr().String()
+}
+
+// dataKey is what ranks get for their connections to other hosts. It is not the gossip key itself: who has it can't speak as a host.
+func (n *Node) dataKey() []byte {
+	if n.nodes == 1 {
+		return nil
+	}
+	h := hmac.New(sha256.New, n.cfg.Key)
+	h.Write([]byte("gorun data between hosts of job " + n.cfg.Job))
+	return h.Sum(nil)
 }
 
 // AddSeeds names more members to join.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -56,6 +57,13 @@ func (r Result) String() string {
 // killed, and the test fails. env is added to the environment of each ("K=V").
 func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstrap.Job) error, env ...string) []Result {
 	t.Helper()
+	return RunHosts(t, make([]int, n), f, env...)
+}
+
+// RunHosts is RunProcesses for a job of several hosts: nodeOf says for each rank which of them it runs on. They are all this machine, each with a
+// node of its own on the loopback interface.
+func RunHosts(t *testing.T, nodeOf []int, f func(ctx context.Context, job *bootstrap.Job) error, env ...string) []Result {
+	t.Helper()
 	switch os.Getenv(testVar) {
 	case "":
 	case t.Name():
@@ -69,8 +77,8 @@ func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstra
 	}
 	t.Cleanup(func() { started.Delete(t) })
 
-	p := &processes{t: t, results: make([]Result, n), bound: bound + grace}
-	p.start(n, env)
+	p := &processes{t: t, results: make([]Result, len(nodeOf)), bound: bound + grace, nodeOf: nodeOf}
+	p.start(env)
 	p.wait()
 	if p.late {
 		var all strings.Builder
@@ -116,7 +124,8 @@ func killSelf() {
 
 type processes struct {
 	t       *testing.T
-	node    *node.Node
+	nodes   []*node.Node
+	nodeOf  []int
 	results []Result
 	bound   time.Duration
 	ranks   []*process
@@ -130,7 +139,7 @@ type process struct {
 	done   chan struct{}
 }
 
-func (p *processes) start(n int, extra []string) {
+func (p *processes) start(extra []string) {
 	t := p.t
 	t.Helper()
 	exe, err := os.Executable()
@@ -138,22 +147,44 @@ func (p *processes) start(n int, extra []string) {
 		t.Fatal(err)
 	}
 	id := "ranktest-" + rand.Text()
-	p.node, err = node.Start(t.Context(), node.Config{Job: id, NodeOf: make([]int, n), Host: "localhost", Logf: quietLog(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := node.Config{Job: id, NodeOf: p.nodeOf, Host: "localhost", Logf: quietLog(t)}
 	t.Cleanup(func() {
 		p.kill()
-		if err := p.node.Close(); err != nil {
-			t.Errorf("close node: %v", err)
+		for _, n := range slices.Backward(p.nodes) { // the first holds the job's state
+			if err := n.Close(); err != nil {
+				t.Errorf("close node: %v", err)
+			}
 		}
 	})
-	inherited, _ := rankenv.Scrub(os.Environ())
-	for rank := range n {
-		place := rankenv.Env{
-			Job: id, Rank: rank, Size: n, LocalRank: rank, LocalSize: n, Nodes: 1,
-			Device: os.Getenv("GORUN_DEVICE"), Control: p.node.Control(),
+	local := make([]int, slices.Max(p.nodeOf)+1) // ranks of each host
+	for _, host := range p.nodeOf {
+		local[host]++
+	}
+	if len(local) > 1 {
+		cfg.Key = make([]byte, 32)
+		rand.Read(cfg.Key)
+	}
+	for host := range local {
+		if len(local) > 1 {
+			cfg.Node, cfg.Host = host, fmt.Sprintf("host%d", host)
 		}
+		n, err := node.Start(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.nodes = append(p.nodes, n)
+		if len(local) > 1 {
+			cfg.Seeds = append(cfg.Seeds, n.Addr())
+		}
+	}
+	inherited, _ := rankenv.Scrub(os.Environ())
+	next := make([]int, len(local))
+	for rank, host := range p.nodeOf {
+		place := rankenv.Env{
+			Job: id, Rank: rank, Size: len(p.nodeOf), LocalRank: next[host], LocalSize: local[host], Node: host, Nodes: len(local),
+			Device: os.Getenv("GORUN_DEVICE"), Control: p.nodes[host].Control(),
+		}
+		next[host]++
 		env := append(append(inherited[:len(inherited):len(inherited)], place.Environ()...), testVar+"="+t.Name())
 		p.ranks = append(p.ranks, p.startRank(exe, rank, append(env, extra...)))
 	}
@@ -209,10 +240,11 @@ func (p *processes) ended(rank int, r *process, err error) {
 		res.Output += fmt.Sprintf("\nranktest: wait: %v", err)
 	}
 	p.results[rank] = res
-	if joined, _ := p.node.Joined(rank); !joined && res.Code == 0 {
+	node := p.nodes[p.nodeOf[rank]]
+	if joined, _ := node.Joined(rank); !joined && res.Code == 0 {
 		p.t.Errorf("rank %d ended without joining: the test does not reach RunProcesses in its process\n%s", rank, res.Output)
 	}
-	p.node.RankExited(rank, res.Code, cause)
+	node.RankExited(rank, res.Code, cause)
 }
 
 func (p *processes) wait() {

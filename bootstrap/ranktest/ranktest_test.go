@@ -111,8 +111,8 @@ func TestHang(t *testing.T) {
 	if os.Getenv(testVar) == t.Name() {
 		runAsRank(t, hang)
 	}
-	p := &processes{t: t, results: make([]Result, 2), bound: time.Second}
-	p.start(2, nil)
+	p := &processes{t: t, nodeOf: make([]int, 2), results: make([]Result, 2), bound: time.Second}
+	p.start(nil)
 	p.wait()
 	if r := p.results[1]; !p.late || r.Code != 2 || !strings.Contains(r.Output, "SIGQUIT") || !strings.Contains(r.Output, "TestHang") {
 		t.Errorf("late %v, %v", p.late, r)

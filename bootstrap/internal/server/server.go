@@ -49,6 +49,9 @@ type Config struct {
 	Logf   func(format string, args ...any)
 	Joined func() // called when the first rank has joined; may be nil
 
+	Addr    func() string // what ranks are told as wire.WelcomeBody.Addr; nil: ""
+	DataKey []byte
+
 	// Suspect is called when a rank says that it fails because of another one, before its end is reported; may be nil.
 	Suspect func(by, rank int)
 
@@ -222,7 +225,11 @@ func (s *Server) hello(c *conn) error {
 		c.Flush(time.Second)
 		return errors.New("refused: " + refusal)
 	}
-	e.Welcome(wire.WelcomeBody{Node: s.Node, NodeOf: s.NodeOf})
+	w := wire.WelcomeBody{Node: s.Node, NodeOf: s.NodeOf, DataKey: s.DataKey}
+	if s.Addr != nil {
+		w.Addr = s.Addr()
+	}
+	e.Welcome(w)
 	if err := c.Send(wire.Message{Type: wire.Welcome, ID: m.ID, Payload: e.B}); err != nil {
 		return err
 	}

@@ -279,12 +279,16 @@ func (d *Decoder) Hello() HelloBody {
 type WelcomeBody struct {
 	Refused string // why; empty: welcome
 	Node    int
-	NodeOf  []int // host of each rank
+	Addr    string // of this host, for data between hosts; "" in a job of one host
+	DataKey []byte // what every connection between hosts proves; empty in a job of one host
+	NodeOf  []int  // host of each rank
 }
 
 func (e *Encoder) Welcome(w WelcomeBody) {
 	e.String(w.Refused)
 	e.Int(w.Node)
+	e.String(w.Addr)
+	e.Bytes(w.DataKey)
 	// Ranks of a host mostly follow each other.
 	for i := 0; i < len(w.NodeOf); {
 		j := i
@@ -301,7 +305,7 @@ func (e *Encoder) Welcome(w WelcomeBody) {
 const maxRanks = 1 << 24
 
 func (d *Decoder) Welcome() WelcomeBody {
-	w := WelcomeBody{Refused: d.String(), Node: d.Int()}
+	w := WelcomeBody{Refused: d.String(), Node: d.Int(), Addr: d.String(), DataKey: d.Bytes()}
 	for d.Err == nil && len(d.B) > 0 {
 		node, n := d.Int(), d.Uint()
 		if n > maxRanks-uint64(len(w.NodeOf)) {
