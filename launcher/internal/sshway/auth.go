@@ -103,7 +103,6 @@ type login struct {
 	agentErr  error
 	agentConn net.Conn // nil without an agent; closed when the handshake is over
 
-	begun   bool     // the key exchange is over and the server has answered the first request
 	methods []string // what the server allows
 }
 
@@ -256,7 +255,7 @@ func (l *login) close() {
 }
 
 // explain says what was tried, and what to do.
-func (l *login) explain() (cause error, advice string) {
+func (l *login) explain() (advice string, cause error) {
 	var b strings.Builder
 	public := len(l.methods) == 0
 	for _, m := range l.methods {
@@ -292,7 +291,7 @@ func (l *login) explain() (cause error, advice string) {
 			advice = "eval $(ssh-agent); " + advice
 		}
 	}
-	return errors.New(b.String()), advice
+	return advice, errors.New(b.String())
 }
 
 func portFlag(port int) string {

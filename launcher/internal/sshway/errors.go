@@ -121,7 +121,7 @@ func handshakeFailure(ctx context.Context, h hop, check *hostKeyCheck, l *login,
 		e.Temporary = true
 		return e
 	case l != nil:
-		reason, advice := l.explain()
+		advice, reason := l.explain()
 		if !strings.Contains(cause.Error(), "unable to authenticate") {
 			reason = fmt.Errorf("%w (%w)", reason, cause)
 		}

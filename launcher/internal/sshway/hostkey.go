@@ -20,9 +20,8 @@ import (
 
 // knownKeys are the known_hosts files, read once for each set of names and again after a key was added.
 type knownKeys struct {
-	mu   sync.Mutex // guards dbs and is held while a file is written
-	dbs  map[string]*knownhosts.HostKeyDB
-	adds int // counts additions: what was read before one is stale
+	mu  sync.Mutex // guards dbs and is held while a file is written
+	dbs map[string]*knownhosts.HostKeyDB
 }
 
 // load reads the files that exist.

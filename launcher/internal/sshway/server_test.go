@@ -11,6 +11,7 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -389,4 +390,29 @@ func me(t testing.TB) string {
 		t.Fatal(err)
 	}
 	return u.Username
+}
+
+// mustEnd opens with a short limit and wants the error of a host that does not answer, in time.
+func mustEnd(t testing.TB, w way.Way, tg way.Target, phase string, texts ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	begin := time.Now()
+	s, err := w.Open(ctx, tg, "true")
+	if err == nil {
+		s.Close()
+		t.Fatal("it opens")
+	}
+	if d := time.Since(begin); d > 10*time.Second {
+		t.Errorf("the limit of half a second took %v", d)
+	}
+	e, ok := err.(*way.Error)
+	if !ok || e.Phase != phase || !errors.Is(err, context.DeadlineExceeded) || !way.Retryable(err) {
+		t.Errorf("%T %v, want a temporary deadline of phase %s", err, err, phase)
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%q is not in %v", text, err)
+		}
+	}
 }
