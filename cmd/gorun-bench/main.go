@@ -28,8 +28,11 @@ func main() {
 	os.Exit(realMain(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// realMain runs the program and returns its exit code: 1 for an error or a wrong result, 2 for a wrong command line.
+// realMain runs the program and returns its exit code: 1 for an error or a wrong result, 2 for a wrong command line, 3 where a check has found faults.
 func realMain(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	if code, ok := runCheck(ctx, args, stdout, stderr); ok {
+		return code
+	}
 	env, envErr := rankenv.Current()
 	first := envErr != nil || env.Rank == 0
 	rank := ""

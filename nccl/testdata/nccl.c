@@ -27,6 +27,7 @@ static int (*capture_info)(stream_t, int *, uint64_t *, void **, void **, size_t
 static int (*object_create)(void **, void *, void (*)(void *), unsigned, unsigned), (*graph_retain)(void *, void *, unsigned, unsigned);
 static int (*mem_alloc)(uint64_t *, size_t), (*mem_free)(uint64_t);
 static int (*get_current)(uintptr_t *), (*set_current)(uintptr_t);
+static int (*address_range)(uintptr_t *, size_t *, uintptr_t), (*pointer_attributes)(unsigned, const int *, void **, uintptr_t);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void bind_driver(void) {
@@ -40,6 +41,8 @@ static void bind_driver(void) {
 	mem_free = (int (*)(uint64_t))dlsym(h, "cuMemFree_v2");
 	get_current = (int (*)(uintptr_t *))dlsym(h, "cuCtxGetCurrent");
 	set_current = (int (*)(uintptr_t))dlsym(h, "cuCtxSetCurrent");
+	address_range = (int (*)(uintptr_t *, size_t *, uintptr_t))dlsym(h, "cuMemGetAddressRange_v2");
+	pointer_attributes = (int (*)(unsigned, const int *, void **, uintptr_t))dlsym(h, "cuPointerGetAttributes");
 }
 
 static int word(const char *w) { const char *v = getenv("FAKE_NCCL"); return v && strstr(v, w); }
@@ -76,11 +79,84 @@ struct comm {
 	volatile int state, aborted, uses;
 	volatile int graphs;   /* that have captured something of it, and are not gone: the end waits for them */
 	void *volatile newest; /* of them */
+	struct holder *holder; /* the newest one's */
 	uint64_t phase, wphase;
 	uintptr_t ctx; /* current when it was made: calls make it current again */
 	pthread_mutex_t turn;
+	struct range *ranges;
+	struct window *windows;
+	int launches; /* since it last looked at what graphs have left */
 };
 typedef struct { char path[128]; } unique_id;
+
+/* What is registered, for the log (NCCL_DEBUG_FILE) only. FAKE_NCCL: reg-none registers nothing, reg-refused says so, reg-leak gives nothing back. */
+struct range { uintptr_t base; size_t size; int local, graph, shared; volatile int left; struct range *next; };
+
+static void tell(const char *format, ...) {
+	const char *file = getenv("NCCL_DEBUG_FILE"), *what = getenv("NCCL_DEBUG_SUBSYS");
+	if (!file || !what || !strstr(what, "REG"))
+		return;
+	char line[512], path[512];
+	size_t k = 0;
+	for (; *file && k < sizeof path - 1; file += file[0] == '%' && file[1] == '%' ? 2 : 1)
+		path[k++] = *file;
+	path[k] = 0;
+	int n = snprintf(line, sizeof line, "node-a:%d:%d [0] NCCL INFO ", getpid(), getpid());
+	va_list a;
+	va_start(a, format);
+	n += vsnprintf(line + n, sizeof line - n - 1, format, a);
+	va_end(a);
+	line[n++] = '\n';
+	int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	if (write(fd, line, n) < 0)
+		abort();
+	close(fd);
+}
+#if VERSION >= 22900
+#define SIZES "totalSize %zu numSegments 1"
+#else
+#define SIZES "size %zd"
+#endif
+static struct range *range_of(struct comm *c, uintptr_t p, size_t n) {
+	tell("register comm %p buffer %p size %zi", (void *)c, (void *)p, n);
+	struct range *r = c->ranges;
+	while (r && !(r->base <= p && p + n <= r->base + r->size && (r->local || r->graph)))
+		r = r->next;
+	if (!r) {
+		r = calloc(1, sizeof *r);
+		*r = (struct range){.base = p, .size = n, .next = c->ranges};
+		c->ranges = r;
+	}
+	return r;
+}
+static void share(struct comm *c, struct range *r, uintptr_t buf, size_t n) {
+	int peer = (c->rank + 1) % c->n;
+	if (word("reg-refused"))
+		tell("rank %d failed to IPC register userbuff %p buffSize %zd nPeers 1 isLegacyIpc 0 type POSIX_FD", c->rank, (void *)buf, n);
+	if (word("reg-none") || word("reg-refused"))
+		return;
+	tell("rank %d - IPC %s buffer %p size %zd (baseAddr %p " SIZES ") to peer %d regAddr 0x7f0000000000%s", c->rank, r->shared ? "reuse" : "register",
+		(void *)buf, n, (void *)r->base, r->size, peer, r->shared ? "" : " offsetOut 0");
+	r->shared = 1;
+}
+static void give_back(struct comm *c, struct range *r, int last) {
+	if (r->local || r->graph || !r->shared || word("reg-leak") || (word("reg-late") && !last))
+		return;
+	tell("rank %d - IPC deregistered buffer %p peer %d ipc remote buffer 0x7f0000000000", c->rank, (void *)r->base, (c->rank + 1) % c->n);
+	r->shared = 0;
+}
+/* reclaim looks at what graphs have left, at every 11th launch as the real one does. */
+static void reclaim(struct comm *c, int last) {
+	if (!last && ++c->launches < 11)
+		return;
+	c->launches = 0;
+	for (struct range *r = c->ranges; r; r = r->next) {
+		int left = __atomic_exchange_n(&r->left, 0, __ATOMIC_SEQ_CST);
+		r->graph -= left;
+		if (left || last)
+			give_back(c, r, last);
+	}
+}
 struct config { size_t size; unsigned magic, version; int blocking, cga, minCTAs, maxCTAs; const char *net; int split, traffic; const char *name; };
 
 API int ncclGetVersion(int *v) { *v = VERSION; return 0; }
@@ -149,6 +225,7 @@ static void wait_graphs(struct comm *c) {
 static void *ends(void *arg) { usleep(3000); wait_graphs(arg); ((struct comm *)arg)->state = 0; return 0; }
 API int ncclCommFinalize(struct comm *c) {
 	note("CommFinalize");
+	reclaim(c, 1);
 	if (c->blocking) {
 		wait_graphs(c);
 		return 0;
@@ -171,16 +248,28 @@ API int ncclCommAbort(struct comm *c) {
 	return 0;
 }
 API int ncclCommRegister(struct comm *c, void *p, size_t n, void **h) {
-	(void)c, (void)p;
 	note("CommRegister bytes=%zu", n);
-	if (!word("no-register"))
-		*h = (void *)0x77;
+	if (word("no-register"))
+		return 0;
+	struct range *r = range_of(c, (uintptr_t)p, n);
+	r->local++;
+	*h = r;
 	return 0;
 }
-API int ncclCommDeregister(struct comm *c, void *h) { (void)c; note("CommDeregister h=%p", h); return 0; }
+API int ncclCommDeregister(struct comm *c, void *h) {
+	struct range *r = c->ranges;
+	while (r && r != h)
+		r = r->next;
+	note("CommDeregister h=%s", r && r->local ? "0x77" : "unknown");
+	if (!r)
+		return fail(5, "Deregister: Could not find handle");
+	r->local--;
+	give_back(c, r, 0);
+	return 0;
+}
 
 /* Windows: all ranks meet. */
-struct window { char *p; size_t n; };
+struct window { char *p; size_t n; struct window *next; };
 /* A window comes and goes with allocations: not on a thread that captures. */
 static int allocates(struct comm *c) {
 	uint64_t p;
@@ -204,11 +293,12 @@ API int ncclCommWindowRegister(struct comm *c, void *p, size_t n, struct window 
 			usleep(50);
 		}
 	*w = malloc(sizeof **w);
-	**w = (struct window){p, n};
+	**w = (struct window){p, n, c->windows};
+	c->windows = *w;
 	return 0;
 }
 API int ncclCommWindowDeregister(struct comm *c, struct window *w) {
-	(void)w;
+	w->n = 0;
 	note("CommWindowDeregister");
 	return allocates(c) ? fail(1, "operation not permitted when stream is capturing") : 0;
 }
@@ -360,9 +450,11 @@ static __thread int depth;
 static __thread struct { struct op *o; stream_t s; } grouped[256];
 static __thread int ngrouped;
 
-struct holder { struct comm *c; void *g; };
+struct holder { struct comm *c; void *g; struct range *ranges[64]; int n; };
 static void graph_gone(void *arg) {
 	struct holder *h = arg;
+	for (int i = 0; i < h->n; i++)
+		__atomic_add_fetch(&h->ranges[i]->left, 1, __ATOMIC_SEQ_CST);
 	if (h->c->newest == h->g)
 		h->c->newest = 0;
 	__atomic_sub_fetch(&h->c->graphs, 1, __ATOMIC_SEQ_CST);
@@ -375,11 +467,60 @@ static int hold(struct comm *c, stream_t s) {
 	void *g = 0, *object;
 	if (!capture_info || capture_info(s, &status, &id, &g, 0, 0) || !g || c->newest == g)
 		return 0;
-	struct holder *h = malloc(sizeof *h);
-	*h = (struct holder){c, g};
+	struct holder *h = c->holder = calloc(1, sizeof *h);
+	h->c = c, h->g = g;
 	c->newest = g;
 	__atomic_add_fetch(&c->graphs, 1, __ATOMIC_SEQ_CST);
 	return object_create(&object, h, graph_gone, 1, 1) || graph_retain(g, object, 1, 1);
+}
+
+/* registers tells of a call's buffers what the real library tells: with rings and messages the receiver's is registered. */
+static void registers(struct op *o, int captured) {
+	struct comm *c = o->c;
+	if (!getenv("NCCL_DEBUG_FILE"))
+		return;
+	uintptr_t bufs[16] = {(uintptr_t)o->recv, (uintptr_t)o->send};
+	size_t sizes_of[16] = {o->n * sizes[o->t] * (o->kind == ALLGATHER ? c->n : 1), o->n * sizes[o->t] * (o->kind == REDUCESCATTER ? c->n : 1)};
+	int nbufs = 2;
+	if (o->kind == P2P) {
+		nbufs = 0;
+		for (struct message *m = o->messages; m && nbufs < 16; m = m->next)
+			if (!m->send && m->peer != c->rank)
+				bufs[nbufs] = (uintptr_t)m->p, sizes_of[nbufs++] = m->n;
+	} else {
+		int in = 0;
+		for (int i = 0; i < 2; i++)
+			for (struct window *w = c->windows; w; w = w->next)
+				if ((uintptr_t)w->p <= bufs[i] && bufs[i] + sizes_of[i] <= (uintptr_t)w->p + w->n) {
+					in++;
+					break;
+				}
+		if (in == 2) {
+			if (c->rank == 0 && !word("reg-none"))
+				tell("%s [Symmetric]: %zd Bytes -> Kernel AllGather_LL nchannels 7 nthreads 512 nWorks 1", o->kind == ALLGATHER ? "AllGather" : "AllReduce", sizes_of[0]);
+			return;
+		}
+		if (o->kind == REDUCESCATTER || o->kind == REDUCE || o->recv == o->send)
+			return;
+	}
+	for (int i = 0; i < nbufs; i++) {
+		uintptr_t base;
+		size_t size;
+		int handles = 0;
+		if (captured && !address_range(&base, &size, bufs[i]) && !pointer_attributes(1, (int[]){14}, (void *[]){&handles}, bufs[i]) && handles && c->holder && c->holder->n < 64) {
+			struct range *r = range_of(c, base, size);
+			r->graph++;
+			c->holder->ranges[c->holder->n++] = r;
+			share(c, r, bufs[i], sizes_of[i]);
+		} else if (!captured)
+			for (struct range *r = c->ranges; r; r = r->next)
+				if (r->local && r->base <= bufs[i] && bufs[i] + sizes_of[i] <= r->base + r->size) {
+					share(c, r, bufs[i], sizes_of[i]);
+					break;
+				}
+		if (o->kind != P2P)
+			return; /* of a collective the receive buffer only */
+	}
 }
 
 static int issue(struct op *o, stream_t s) {
@@ -389,6 +530,8 @@ static int issue(struct op *o, stream_t s) {
 		return fail(1, "the stream's capture is invalid");
 	if (status && hold(o->c, s))
 		return fail(1, "hold the graph");
+	registers(o, status);
+	reclaim(o->c, 0);
 	return launch_host_func(s, run, o) ? fail(1, "launch") : 0;
 }
 static int enqueue(struct op v, stream_t s) {
