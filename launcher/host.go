@@ -41,6 +41,8 @@ type hostAgent interface {
 	reap() int
 	// drained is closed when the output of all ranks has been handed to the collectors. After reap.
 	drained() <-chan struct{}
+	// over says that the whole job has ended, on all hosts.
+	over()
 	// close ends the agent, within some seconds.
 	close()
 }
@@ -152,11 +154,12 @@ func (h *localHost) start() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), meetTimeout)
 	var wait sync.WaitGroup
+	a := h.agent
 	wait.Go(func() {
 		if err := h.node.Ready(ctx); err != nil && ctx.Err() == context.DeadlineExceeded {
-			h.agent.report(agentEvent{kind: hostApart, err: err})
+			a.report(agentEvent{kind: hostApart, err: err})
 		} else if err == nil {
-			h.agent.report(agentEvent{kind: hostMet})
+			a.report(agentEvent{kind: hostMet})
 		}
 	})
 	h.later(func() {
@@ -196,6 +199,8 @@ func (h *localHost) lose(host int, name, cause string) { h.node.LoseHost(host, n
 func (h *localHost) adopted() { h.agent.adopted() }
 
 func (h *localHost) reap() int { return h.agent.reap() }
+
+func (h *localHost) over() { h.node.Over() }
 
 func (h *localHost) drained() <-chan struct{} { return closedChan }
 

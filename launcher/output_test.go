@@ -16,7 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "agent" { // the test binary is gorun on other hosts
+		agentMain(os.Args[2:])
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // sink keeps what was written, and each write apart.
 type sink struct {

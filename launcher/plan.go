@@ -15,7 +15,8 @@ import (
 type Plan struct {
 	Program   Program       `json:"program"`
 	Dir       string        `json:"dir"`
-	Hosts     []PlanHost    `json:"hosts"` // those that have ranks, in the order in which they were given
+	DirGiven  bool          `json:"dir_given,omitempty"` // the user named Dir: a host without it is an error
+	Hosts     []PlanHost    `json:"hosts"`               // those that have ranks, in the order in which they were given
 	Ranks     []PlanRank    `json:"ranks"`
 	Removed   []string      `json:"removed"` // names of inherited variables that another launcher left over
 	TagOutput bool          `json:"tag_output"`
@@ -90,7 +91,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 		p.KillGrace = 0
 	}
 	if j.Dir != "" {
-		p.Dir = absolute(f.Dir, j.Dir)
+		p.Dir, p.DirGiven = absolute(f.Dir, j.Dir), true
 	}
 	switch j.Stdin {
 	case "", StdinRank0:
@@ -415,8 +416,10 @@ func (p *Plan) Write(w io.Writer) error {
 	p.writeHosts(&b)
 	if p.Program.GoDir != "" {
 		fmt.Fprintf(&b, "program    %s (Go package in %s, built at launch)\n", p.Program.Name, p.Program.GoDir)
-	} else {
+	} else if p.Program.Path != "" {
 		fmt.Fprintf(&b, "program    %s\n", p.Program.Path)
+	} else {
+		fmt.Fprintf(&b, "program    %s (looked for on each host)\n", p.Program.Name)
 	}
 	fmt.Fprintf(&b, "directory  %s\n", p.Dir)
 	if p.Stdin >= 0 {

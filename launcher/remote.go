@@ -1,9 +1,441 @@
 package launcher
 
 import (
-	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/push"
+	"github.com/gorun-dev/gorun/launcher/internal/way"
 )
+
+// The heartbeat. Each side of a session says something every beat; any byte counts. A host is lost when it has been silent for
+// silentAgreed and the gossip of others holds it for dead, too, or for silentAlone whatever gossip says. An agent ends its ranks by
+// the same rule, and after silentAgent if no gossip tells it more: gorun itself may be stopped for a while.
+const (
+	beat         = time.Second
+	silentAgreed = 8 * time.Second
+	silentAlone  = 20 * time.Second
+	silentAgent  = 45 * time.Second
+	// doubtLasts is how long a doubt of gossip counts; it is said again as long as it lasts.
+	doubtLasts = 2500 * time.Millisecond
+	// doubtAlone is how long gossip may hold a host for dead that still answers us: then its way to the others is cut.
+	doubtAlone = 15 * time.Second
+	// paused is a gap between two beats that says that this process was stopped: what it did not hear meanwhile says nothing.
+	paused = 3 * time.Second
+)
+
+const (
+	// farewell bounds the end of an agent that was told to end.
+	farewell = 3 * time.Second
+	// reapAnswer bounds the answer to Reap: the agent needs reapBound at most.
+	reapAnswer = 10 * time.Second
+)
+
+// remoteHost is a hostAgent at the other end of a session.
+type remoteHost struct {
+	index    int
+	name     string
+	ranks    []int
+	events   chan<- agentEvent
+	output   *outputs
+	session  *push.Started
+	mux      *agentwire.Mux
+	prepared *agentwire.Prepared
+	opened   time.Duration // from the beginning of the connection until the agent spoke
+	ready    time.Duration // and until it had prepared
+	doubt    func(host int)
+	log      func(line string)
+	stdin    *remoteStdin // nil: none of its ranks has any
+
+	met       meeting
+	began     time.Time // Start was sent; nil before
+	doubted   atomic.Int64
+	gone      chan struct{} // closed when nothing comes any more
+	wasReaped chan struct{} // closed when the answer to Reap came
+	carried   chan struct{} // closed when all output has come
+	threads   sync.WaitGroup
+
+	mu      sync.Mutex // guards the rest
+	last    jobState
+	left    map[int]bool // ranks that joined: whether they said goodbye
+	running map[int]bool // ranks whose end was not reported
+	forked  bool
+	killed  int
+	reports int        // events
+	ending  bool       // its end is no loss
+	pipes   []*os.File // to the collectors
+}
+
+func (h *remoteHost) meet(m meeting) error {
+	h.met = m
+	return nil
+}
+
+func (h *remoteHost) start() {
+	h.running = map[int]bool{}
+	for _, r := range h.ranks {
+		h.running[r] = true
+	}
+	h.began = time.Now()
+	h.mux.Send(&agentwire.Message{Start: &agentwire.Start{Seeds: h.met.seeds, MasterAddr: h.met.addr, MasterPort: h.met.port}})
+	h.threads.Go(h.read)
+	h.threads.Go(h.watch)
+	h.threads.Go(h.carry)
+	if h.stdin != nil {
+		h.threads.Go(func() { h.stdin.forward(h.mux) })
+	}
+}
+
+// read takes what the agent reports.
+func (h *remoteHost) read() {
+	for {
+		m, err := h.mux.Receive()
+		if err == nil {
+			err = h.handle(m)
+		}
+		if err != nil {
+			h.end(err)
+			return
+		}
+	}
+}
+
+func (h *remoteHost) handle(m *agentwire.Message) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	report := func(e agentEvent) {
+		e.host = h.index
+		h.events <- e
+		h.reports++
+	}
+	if h.reports == eventRoom(len(h.ranks), 1)-1 { // one place is for its loss
+		return errors.New("its agent reports more than can be")
+	}
+	switch {
+	case m.Ping != nil:
+	case m.Log != nil:
+		h.log(fmt.Sprintf("host %s: %s", h.name, m.Log.Text))
+	case m.Started != nil:
+		if h.forked || len(m.Started.Ranks) != len(h.ranks) {
+			return fmt.Errorf("its agent reports the start of %d ranks, of %d", len(m.Started.Ranks), len(h.ranks))
+		}
+		h.forked = true
+		e := agentEvent{kind: forksDone}
+		for i, s := range m.Started.Ranks {
+			if s.Rank != h.ranks[i] {
+				return fmt.Errorf("its agent reports the start of rank %d, which is not there", s.Rank)
+			}
+			e.started = append(e.started, startedRank{s.Rank, s.PID, h.began.Add(s.After)})
+		}
+		report(e)
+	case m.RankFailed != nil:
+		f := m.RankFailed
+		report(agentEvent{kind: rankFailed, rank: f.Rank, err: failure(&f.Failed)})
+	case m.Exited != nil:
+		x := m.Exited
+		if !h.running[x.Rank] {
+			return fmt.Errorf("its agent reports the end of rank %d, which does not run there", x.Rank)
+		}
+		delete(h.running, x.Rank)
+		h.know(x.State)
+		report(agentEvent{kind: rankExited, rank: x.Rank, pid: x.PID, at: h.began.Add(x.After),
+			status: exitStatus{Code: x.Code, Signal: syscall.Signal(x.Signal), Core: x.Core}})
+	case m.KeeperDied != nil:
+		report(agentEvent{kind: keeperDied, pid: m.KeeperDied.PID})
+	case m.AgentFailed != nil:
+		report(agentEvent{kind: agentFailed, err: &hostError{h.name, errors.New(m.AgentFailed.Text)}})
+	case m.Met != nil && m.Met.Text == "":
+		report(agentEvent{kind: hostMet})
+	case m.Met != nil:
+		report(agentEvent{kind: hostApart, err: errors.New(m.Met.Text)})
+	case m.Doubt != nil:
+		h.doubt(m.Doubt.Host)
+	case m.State != nil:
+		h.know(m.State)
+	case m.Reaped != nil:
+		h.know(m.Reaped.State)
+		h.killed = m.Reaped.Killed
+		h.left = map[int]bool{}
+		for _, j := range m.Reaped.Joined {
+			h.left[j.Rank] = j.Left
+		}
+		select {
+		case <-h.wasReaped:
+			return errors.New("its agent reaps twice")
+		default:
+			close(h.wasReaped)
+		}
+	case m.StdinRead != nil:
+		if h.stdin != nil {
+			h.stdin.wasRead()
+		}
+	default:
+		return errors.New("its agent says what only gorun says")
+	}
+	return nil
+}
+
+// know takes the job's state. The caller holds mu.
+func (h *remoteHost) know(s *agentwire.State) {
+	if s == nil {
+		return
+	}
+	h.last = jobState{ended: s.Ended}
+	for _, p := range s.Suspicions {
+		h.last.suspicions = append(h.last.suspicions, node.Suspicion{By: p.By, Rank: p.Rank})
+	}
+}
+
+// failure is the error that a Failed is about.
+func failure(f *agentwire.Failed) error {
+	if f.Code != 0 {
+		return &StartError{Code: f.Code, Msg: f.Text}
+	}
+	return errors.New(f.Text)
+}
+
+// watch keeps the heartbeat.
+func (h *remoteHost) watch() {
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	last := time.Now()
+	heard := last // no earlier than the last pause of our own
+	var doubts time.Time
+	for {
+		select {
+		case <-h.gone:
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		if now.Sub(last) > paused {
+			heard, doubts = now, time.Time{}
+		}
+		last = now
+		if h.mux.Idle() {
+			h.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
+		}
+		if at := h.mux.Heard(); at.After(heard) {
+			heard = at
+		}
+		silent := now.Sub(heard)
+		doubted := now.Sub(time.Unix(0, h.doubted.Load())) < doubtLasts
+		if !doubted {
+			doubts = time.Time{}
+		} else if doubts.IsZero() {
+			doubts = now
+		}
+		switch {
+		case silent > silentAgreed && doubted:
+			h.lost(fmt.Errorf("no answer for %v, and the other hosts do not reach it either", silent.Round(time.Second)))
+		case silent > silentAlone:
+			h.lost(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
+		case doubted && now.Sub(doubts) > doubtAlone:
+			h.lost(fmt.Errorf("the other hosts have not reached it for %v; gorun does", now.Sub(doubts).Round(time.Second)))
+		}
+	}
+}
+
+// end is the end of the session: what the agent reports is over.
+func (h *remoteHost) end(err error) {
+	h.mu.Lock()
+	over := h.ending
+	h.mu.Unlock()
+	if !over && (err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)) {
+		err = h.sessionEnd()
+	}
+	h.lost(err)
+}
+
+// sessionEnd says how a session ended that has.
+func (h *remoteHost) sessionEnd() error {
+	ended := make(chan error, 1)
+	go func() { ended <- h.session.Wait() }()
+	var err error
+	select {
+	case err = <-ended:
+	case <-time.After(time.Second):
+		h.session.Close()
+		err = <-ended
+	}
+	text := "its agent has ended"
+	if x, ok := errors.AsType[*way.ExitError](err); ok {
+		text = "its agent has ended (" + x.Error() + ")"
+	} else if w, ok := errors.AsType[*way.Error](err); ok {
+		text = "the connection has ended: " + w.Cause.Error()
+	} else if err != nil {
+		text = "the connection has ended: " + err.Error()
+	}
+	if said := lastLines(h.session.Stderr(), 1); len(said) > 0 {
+		text += "; it said: " + said[0]
+	}
+	return errors.New(text)
+}
+
+// lost gives the host up, unless it was told to end: nothing comes from it any more.
+func (h *remoteHost) lost(err error) {
+	h.mu.Lock()
+	if !h.ending {
+		h.events <- agentEvent{kind: hostLost, host: h.index, err: err}
+	}
+	h.ending = true
+	select {
+	case <-h.gone:
+	default:
+		close(h.gone)
+	}
+	h.mu.Unlock()
+	h.mux.Close()
+}
+
+// carry takes the output of the ranks to the collectors.
+func (h *remoteHost) carry() {
+	defer close(h.carried)
+	var copies sync.WaitGroup
+	defer copies.Wait()
+	seen := map[agentwire.Header]bool{}
+	for {
+		head, conn, err := h.mux.Accept()
+		if err != nil || head.Kind == agentwire.End {
+			if err == nil {
+				conn.Close()
+			}
+			return
+		}
+		add := h.output.addOut
+		if head.Kind == agentwire.Stderr {
+			add = h.output.addErr
+		}
+		if seen[head] || head.Kind == agentwire.Stdin || !slices.Contains(h.ranks, head.Rank) {
+			conn.Close()
+			h.lost(fmt.Errorf("its agent opens a stream of rank %d that there cannot be", head.Rank))
+			return
+		}
+		seen[head] = true
+		r, w, err := pipe()
+		if err == nil {
+			if err = add(head.Rank, r); err != nil {
+				unix.Close(r)
+				unix.Close(w)
+			}
+		}
+		if err != nil {
+			conn.Close()
+			h.lost(limitHint(fmt.Errorf("take the output of rank %d: %w", head.Rank, err)))
+			return
+		}
+		unix.SetNonblock(w, true) // our end alone: the collector's is another description
+		f := os.NewFile(uintptr(w), "pipe")
+		h.mu.Lock()
+		h.pipes = append(h.pipes, f)
+		h.mu.Unlock()
+		copies.Go(func() {
+			defer f.Close()
+			defer conn.Close()
+			if _, err := io.Copy(f, struct{ io.Reader }{conn}); err != nil {
+				io.Copy(io.Discard, conn) // the sink has gone: the rank is not to hang
+			}
+		})
+	}
+}
+
+func (h *remoteHost) stopForks() { h.mux.Send(&agentwire.Message{StopForks: &agentwire.Empty{}}) }
+
+func (h *remoteHost) signal(sig syscall.Signal, pick func(rank int) bool) {
+	s := &agentwire.Signal{Signal: int(sig), All: pick == nil}
+	if pick != nil {
+		for _, r := range h.ranks {
+			if pick(r) {
+				s.Ranks = append(s.Ranks, r)
+			}
+		}
+		if len(s.Ranks) == 0 {
+			return
+		}
+	}
+	h.mux.Send(&agentwire.Message{Signal: s})
+}
+
+func (h *remoteHost) note(agentEvent) {} // its agent does
+
+func (h *remoteHost) refresh() { h.mux.Send(&agentwire.Message{Query: &agentwire.Empty{}}) }
+
+func (h *remoteHost) state() jobState {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.last
+}
+
+func (h *remoteHost) joined(rank int) (joined, left bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left, joined = h.left[rank]
+	return joined, left
+}
+
+func (h *remoteHost) lose(host int, name, cause string) {
+	h.mux.Send(&agentwire.Message{Lose: &agentwire.Lose{Host: host, Name: name, Cause: cause}})
+}
+
+func (h *remoteHost) adopted() {}
+
+func (h *remoteHost) reap() int {
+	h.mux.Send(&agentwire.Message{Reap: &agentwire.Empty{}})
+	t := time.NewTimer(reapAnswer)
+	defer t.Stop()
+	select {
+	case <-h.wasReaped:
+	case <-h.gone:
+	case <-t.C:
+		h.lost(fmt.Errorf("its agent did not end what was left of the ranks within %v", reapAnswer))
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.killed
+}
+
+func (h *remoteHost) drained() <-chan struct{} { return h.carried }
+
+func (h *remoteHost) over() {} // its agent knows when it is told Bye
+
+func (h *remoteHost) close() {
+	h.mu.Lock()
+	h.ending = true
+	pipes := h.pipes
+	h.mu.Unlock()
+	h.mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
+	t := time.NewTimer(farewell)
+	defer t.Stop()
+	select {
+	case <-h.mux.Done():
+	case <-t.C:
+	}
+	for _, f := range pipes {
+		f.Close() // a collector may hang
+	}
+	if h.stdin != nil {
+		h.stdin.stop()
+	}
+	h.mux.Close()
+	h.session.Close()
+	h.threads.Wait()
+	if h.stdin != nil {
+		h.stdin.close()
+	}
+}
 
 // hostError is an error at another host.
 type hostError struct {
@@ -14,7 +446,23 @@ type hostError struct {
 func (e *hostError) Error() string { return "host " + e.host + ": " + e.err.Error() }
 func (e *hostError) Unwrap() error { return e.err }
 
-type notStarted struct{ error }
+// notStarted says why hosts did not start.
+type notStarted struct{ hosts []error }
 
-func (r *runner) connect(ctx context.Context) (meeting, error) { return meeting{}, errors.New("x") }
-func (r *runner) confirm(node int) bool                        { return true }
+func (e *notStarted) Error() string {
+	var lines []string
+	for _, err := range e.hosts {
+		text := err.Error()
+		if advice := way.Advice(err); advice != "" {
+			text += "\n    " + advice
+		}
+		lines = append(lines, text)
+	}
+	if len(lines) == 1 {
+		return lines[0]
+	}
+	return fmt.Sprintf("%d hosts did not start:\n  %s", len(lines), strings.Join(lines, "\n  "))
+}
+
+// Unwrap is the errors of the hosts.
+func (e *notStarted) Unwrap() []error { return e.hosts }

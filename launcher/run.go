@@ -671,6 +671,9 @@ func (r *runner) wind() {
 	} else {
 		a.Cut = true
 	}
+	for _, h := range r.hosts {
+		h.over()
+	}
 	r.closeHosts()
 	r.giveBack()
 }

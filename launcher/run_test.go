@@ -147,6 +147,7 @@ func (n *fakeNode) Addr() string                 { return "" }
 func (n *fakeNode) AddSeeds(...string)           {}
 func (n *fakeNode) Ready(context.Context) error  { return nil }
 func (n *fakeNode) LoseHost(int, string, string) {}
+func (n *fakeNode) Over()                        {}
 
 func TestNodeHearsOfExits(t *testing.T) {
 	n := &fakeNode{joined: map[int][2]bool{0: {true, false}}}

@@ -331,7 +331,7 @@ func (m *mesh) close() {
 	m.mu.Lock()
 	m.closed = true
 	// When the whole job is over nobody cares.
-	alone := len(m.members) <= 1 || m.node.store.Over()
+	alone := len(m.members) <= 1 || m.node.over.Load() || m.node.store.Over()
 	m.mu.Unlock()
 	close(m.quit)
 	for _, l := range m.links {

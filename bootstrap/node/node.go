@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/gorun-dev/gorun/bootstrap/internal/server"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
@@ -56,6 +57,7 @@ type Node struct {
 	quit    chan struct{}
 	wg      sync.WaitGroup
 
+	over     atomic.Bool // the whole job is
 	meshOnce sync.Once
 	meshed   chan struct{} // closed when mesh is set
 	mesh     *mesh         // nil: no memberlist could be started on a job of one host
@@ -263,6 +265,9 @@ func (n *Node) suspect(by, rank int) {
 	defer n.mu.Unlock()
 	n.suspicion = append(n.suspicion, Suspicion{by, rank})
 }
+
+// Over says that the whole job is over: Close takes no leave of the other hosts then.
+func (n *Node) Over() { n.over.Store(true) }
 
 // Close ends the node; ranks that are still connected see their control connection end. Other hosts take a host that closes
 // with ranks that have not ended for lost.

@@ -34,6 +34,9 @@ var subcommands = []string{"run", "check", "bench", "config", "version", "comple
 
 // run does what the arguments say and returns the exit code.
 func run(args []string, io stdio) int {
+	if len(args) > 0 && args[0] == "agent" {
+		return agent(args[1:], io)
+	}
 	if len(args) > 0 {
 		for _, word := range subcommands {
 			if args[0] == word {

@@ -95,6 +95,7 @@ type Prepare struct {
 	Forward     Strings
 	Ranks       []Rank
 	Stdin       int           // rank whose stdin is a stream, -1: none
+	StdinAck    bool          // with StdinRead after each piece
 	KillGrace   time.Duration // for the end of a session without Reap
 	MeetTimeout time.Duration
 }

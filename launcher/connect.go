@@ -1,0 +1,438 @@
+package launcher
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/push"
+	"github.com/gorun-dev/gorun/launcher/internal/sshway"
+	"github.com/gorun-dev/gorun/launcher/internal/way"
+)
+
+const (
+	// defaultConnectTimeout is for all hosts together.
+	defaultConnectTimeout = 30 * time.Second
+	// missingFirst and missingNext are when a person is told how many hosts are still missing.
+	missingFirst = 2 * time.Second
+	missingNext  = 5 * time.Second
+	// othersGrace is how long the other hosts are waited for once one has failed: for their reasons.
+	othersGrace = 2 * time.Second
+	// maxHandshakes bounds the connections that are made at once.
+	maxHandshakes = 128
+	// allSeeds is the number of hosts up to which each node is told of all others; the nodes of more meet by asking some.
+	allSeeds = 64
+)
+
+// Build names this program for the agents that it starts: both are of one build.
+func Build() string {
+	version, revision, modified := "devel", "", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if info.Main.Version != "" {
+			version = info.Main.Version
+		}
+		for _, s := range info.Settings {
+			switch {
+			case s.Key == "vcs.revision":
+				revision = " " + s.Value
+			case s.Key == "vcs.modified" && s.Value == "true":
+				modified = " modified"
+			}
+		}
+	}
+	return version + revision + modified
+}
+
+// connect prepares the hosts of a job on several, all at once.
+func (r *runner) connect(ctx context.Context) (meeting, error) {
+	p := r.plan
+	w, err := r.wayTo()
+	if err != nil {
+		return meeting{}, err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return meeting{}, fmt.Errorf("find gorun's own program: %w", err)
+	}
+	builds, err := push.NewBuilds(exe)
+	if err != nil {
+		return meeting{}, err
+	}
+	key := make([]byte, 32)
+	rand.Read(key)
+	timeout := p.Remote.ConnectTimeout
+	if timeout <= 0 {
+		timeout = defaultConnectTimeout
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
+	defer cancel()
+
+	type result struct {
+		index int
+		host  *remoteHost
+		err   error
+	}
+	results := make(chan result, len(p.Hosts))
+	slots := make(chan struct{}, maxHandshakes)
+	missing := map[int]bool{}
+	for i, h := range p.Hosts {
+		if h.Local {
+			continue
+		}
+		missing[i] = true
+		go func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			host, err := r.open(ctx, w, builds, i, key)
+			results <- result{i, host, err}
+		}()
+	}
+	var failed []error
+	errOf := map[int]error{}
+	interrupted := false
+	tell := time.After(missingFirst)
+	for len(missing) > 0 {
+		select {
+		case res := <-results:
+			delete(missing, res.index)
+			if res.err != nil {
+				errOf[res.index] = &hostError{p.Hosts[res.index].Name, res.err}
+				if len(errOf) == 1 {
+					stop := time.AfterFunc(othersGrace, cancel)
+					defer stop.Stop()
+				}
+				continue
+			}
+			r.hosts[res.index] = res.host
+			h := res.host
+			pushed := ""
+			if h.session.Pushed {
+				pushed = ", sent"
+			}
+			r.verbose("host %s: node at %s; agent %s%s after %v, prepared after %v", h.name, h.prepared.Addr, h.session.File, pushed,
+				h.opened.Round(time.Millisecond), h.ready.Round(time.Millisecond))
+			if strings.TrimSpace(h.session.Noise) != "" {
+				r.verbose("host %s: its shell's start-up files say %q", h.name, h.session.Noise)
+			}
+		case <-tell:
+			r.say("waiting for %s", r.missingText(missing))
+			tell = time.After(missingNext)
+		case <-ctx.Done():
+			if !interrupted && context.Cause(ctx) == context.Canceled && len(errOf) == 0 {
+				interrupted, r.interrupt = true, syscall.SIGTERM
+			}
+			for range missing {
+				res := <-results
+				if res.err != nil {
+					errOf[res.index] = &hostError{p.Hosts[res.index].Name, res.err}
+				} else {
+					r.hosts[res.index] = res.host
+				}
+			}
+			clear(missing)
+		case s := <-r.o.Signals:
+			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
+				interrupted, r.interrupt = true, s.(syscall.Signal)
+				cancel()
+			}
+		}
+	}
+	if interrupted {
+		return meeting{}, errInterrupted
+	}
+	for i := range p.Hosts {
+		if errOf[i] != nil {
+			failed = append(failed, errOf[i])
+		}
+	}
+	if len(failed) > 0 {
+		for _, err := range failed {
+			// What is wrong with the program is told as such.
+			if s, ok := errors.AsType[*StartError](err); ok {
+				return meeting{}, &StartError{Code: s.Code, Msg: (&notStarted{failed}).Error()}
+			}
+		}
+		return meeting{}, &notStarted{failed}
+	}
+	return r.arrange(ctx, key)
+}
+
+// missingText counts the hosts that are missing and names some.
+func (r *runner) missingText(missing map[int]bool) string {
+	var names []string
+	for i, h := range r.plan.Hosts {
+		if missing[i] {
+			names = append(names, h.Name)
+		}
+	}
+	n := len(names)
+	if n > 4 {
+		names = append(names[:4], "...")
+	}
+	text := fmt.Sprintf("%d of %d hosts", n, len(r.plan.Hosts))
+	if n == 1 {
+		text = fmt.Sprintf("1 of %d hosts", len(r.plan.Hosts))
+	}
+	return text + ": " + strings.Join(names, ", ")
+}
+
+// wayTo is the way to the hosts that the plan asks for.
+func (r *runner) wayTo() (way.Way, error) {
+	p := &r.plan.Remote
+	switch {
+	case r.o.way != nil:
+		return r.o.way, nil
+	case p.RSH != "":
+		return way.NewCommand(p.RSH)
+	}
+	return sshway.New(sshway.Config{File: p.SSHConfig, AcceptNewHostKeys: p.AcceptNewHostKeys, Patient: true,
+		OnRetry: func(t way.Target, err error) { r.verbose("%v; trying again", err) }}), nil
+}
+
+// open opens a session on a host and has its agent prepare. ctx bounds it.
+func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index int, key []byte) (*remoteHost, error) {
+	p := r.plan
+	ph := &p.Hosts[index]
+	h := &remoteHost{index: index, name: ph.Name, events: r.events, output: r.output, doubt: r.doubt, log: func(line string) { r.verbose("%s", line) },
+		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
+	begin := time.Now()
+	s, err := push.Open(ctx, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})
+	if err != nil {
+		return nil, bare(err)
+	}
+	h.session = s
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	fail := func(err error) (*remoteHost, error) {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		} else if said := lastLines(s.Stderr(), 3); len(said) > 0 {
+			err = fmt.Errorf("%w; it said: %s", err, strings.Join(said, " / "))
+		}
+		if h.mux != nil {
+			h.mux.Close()
+		}
+		if h.stdin != nil {
+			h.stdin.close()
+		}
+		s.Close()
+		return nil, err
+	}
+	if err := agentwire.ReadPreface(s, Build()); err != nil {
+		return fail(err)
+	}
+	if h.mux, err = agentwire.Dial(s); err != nil {
+		return fail(err)
+	}
+	h.opened = time.Since(begin)
+	prep := &agentwire.Prepare{
+		Job: r.acct.Job, Key: key, Node: index, NodeOf: p.nodeOf(), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
+		MasterPort: p.Ranks[0].Host == index, Name: []byte(p.Program.Name), Path: []byte(p.Program.Path), Dir: []byte(p.Dir), DirGiven: p.DirGiven,
+		Forward: agentwire.Pack(p.Remote.Forward), Stdin: -1, KillGrace: p.KillGrace, MeetTimeout: meetTimeout,
+	}
+	if r.o.bind.IsValid() {
+		prep.Bind = r.o.bind.String()
+	}
+	for i := range p.Ranks {
+		pr := &p.Ranks[i]
+		if pr.Host != index {
+			continue
+		}
+		h.ranks = append(h.ranks, pr.Rank)
+		prep.Ranks = append(prep.Ranks, agentwire.Rank{Rank: pr.Rank, Argv: agentwire.Pack(pr.Argv), Env: agentwire.Pack(pr.Env)})
+		if pr.Rank == p.Stdin && r.o.HasStdin {
+			if h.stdin, err = newRemoteStdin(r.o.Stdin, pr.Rank); err != nil {
+				return fail(fmt.Errorf("stdin: %w", err))
+			}
+			if h.stdin != nil {
+				prep.Stdin, prep.StdinAck = pr.Rank, h.stdin.terminal
+			}
+		}
+	}
+	h.mux.Send(&agentwire.Message{Prepare: prep})
+	m, err := h.mux.Receive()
+	switch {
+	case err != nil:
+		return fail(fmt.Errorf("the agent has ended: %w", err))
+	case m.Failed != nil:
+		err := failure(m.Failed)
+		fail(err)
+		return nil, err
+	case m.Prepared == nil:
+		return fail(errors.New("the agent does not say that it is prepared"))
+	}
+	if !stop() {
+		return fail(context.Cause(ctx))
+	}
+	h.prepared = m.Prepared
+	h.ready = time.Since(begin)
+	if m.Prepared.OwnDir {
+		r.verbose("host %s: there is no directory %s: the ranks run in %s", ph.Name, p.Dir, m.Prepared.Dir)
+	}
+	return h, nil
+}
+
+// bare is an error of a way, or of a push, without the host's name in front, which comes from elsewhere; its advice is kept.
+func bare(err error) error {
+	if e, ok := errors.AsType[*way.Error](err); ok && error(e) == err {
+		return &bareError{e.Phase + ": " + e.Cause.Error(), e}
+	}
+	if e, ok := errors.AsType[*push.Error](err); ok && error(e) == err {
+		return &bareError{strings.TrimPrefix(e.Error(), e.Host+": "), e}
+	}
+	return err
+}
+
+type bareError struct {
+	text string
+	err  error
+}
+
+func (e *bareError) Error() string { return e.text }
+func (e *bareError) Unwrap() error { return e.err }
+
+// progressOf tells how far the sending of gorun to hosts is, once a second at most.
+func (r *runner) progressOf() func(host string, sent, size int) {
+	begin := time.Now()
+	told := begin
+	return func(host string, sent, size int) {
+		now := time.Now()
+		if now.Sub(begin) > missingFirst && now.Sub(told) > time.Second && sent < size {
+			told = now
+			r.say("sending gorun to %s: %d of %d MiB", host, sent>>20, size>>20)
+		}
+	}
+}
+
+// arrange has this host prepared, if it is one of the job's, and says where the hosts meet.
+func (r *runner) arrange(ctx context.Context, key []byte) (meeting, error) {
+	p := r.plan
+	var m meeting
+	head := p.Ranks[0].Host
+	var addrs []string
+	for _, h := range r.hosts {
+		if h, ok := h.(*remoteHost); ok {
+			addrs = append(addrs, h.prepared.Addr)
+			if h.index == head {
+				m.addr, m.port = h.prepared.MasterAddr, h.prepared.MasterPort
+			}
+		}
+	}
+	for i, h := range p.Hosts {
+		if !h.Local {
+			continue
+		}
+		bind := r.ownAddr()
+		port, err := freePort(bind, p.Remote.PortFrom, p.Remote.PortTo)
+		if err != nil {
+			return m, &notStarted{[]error{&hostError{h.Name, err}}}
+		}
+		local, err := r.prepareLocal(ctx, i, key, netip.AddrPortFrom(bind, port))
+		if err != nil {
+			return m, err
+		}
+		addrs = append(addrs, r.hosts[i].(*localHost).node.Addr())
+		if i == head {
+			m.addr, m.port = bind.String(), local.port
+		}
+	}
+	m.seeds = addrs
+	if len(addrs) > allSeeds {
+		m.seeds = nil
+		for i := range allSeeds {
+			m.seeds = append(m.seeds, addrs[i*len(addrs)/allSeeds])
+		}
+	}
+	return m, nil
+}
+
+// ownAddr is this host's address on the way to the others.
+func (r *runner) ownAddr() netip.Addr {
+	if r.o.bind.IsValid() {
+		return r.o.bind
+	}
+	for _, h := range r.hosts {
+		if h, ok := h.(*remoteHost); ok {
+			if local, _ := h.session.Addrs(); local != nil {
+				if a, ok := addrOf(local); ok && !a.IsLoopback() {
+					return a
+				}
+			}
+		}
+	}
+	return outwardAddr()
+}
+
+func addrOf(a net.Addr) (netip.Addr, bool) {
+	ap, err := netip.ParseAddrPort(a.String())
+	return ap.Addr().Unmap(), err == nil
+}
+
+// outwardAddr is the address by which this host would speak to the world; nothing is sent.
+func outwardAddr() netip.Addr {
+	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // addresses of documentation
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			continue
+		}
+		a, ok := addrOf(c.LocalAddr())
+		c.Close()
+		if ok {
+			return a
+		}
+	}
+	return loopback
+}
+
+// freePort is a port of a range that is free now on an address, for TCP and UDP; 0, any, without a range.
+func freePort(on netip.Addr, from, to int) (uint16, error) {
+	if from == 0 {
+		return 0, nil
+	}
+	for port := from; port <= to; port++ {
+		at := netip.AddrPortFrom(on, uint16(port))
+		l, err := net.Listen("tcp", at.String())
+		if err != nil {
+			continue
+		}
+		c, err := net.ListenPacket("udp", at.String())
+		l.Close()
+		if err == nil {
+			c.Close()
+			return uint16(port), nil
+		}
+	}
+	return 0, fmt.Errorf("no port from %d to %d is free on %v (--port-range)", from, to, on)
+}
+
+// doubt takes note that gossip holds a host for dead.
+func (r *runner) doubt(host int) {
+	if host < 0 || host >= len(r.hosts) {
+		return
+	}
+	if h, ok := r.hosts[host].(*remoteHost); ok {
+		h.doubted.Store(time.Now().UnixNano())
+	}
+}
+
+// confirm answers this host's node, which holds a host for dead.
+func (r *runner) confirm(host int) bool {
+	r.doubt(host)
+	if h, ok := r.hosts[host].(*remoteHost); ok {
+		select {
+		case <-h.gone:
+			return true
+		default:
+		}
+	}
+	return false
+}

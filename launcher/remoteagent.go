@@ -1,0 +1,603 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/push"
+)
+
+const (
+	// prepareWait bounds the wait for the host's part of the job.
+	prepareWait = time.Minute
+	// orphanGrace bounds the kill grace of ranks whose gorun is gone.
+	orphanGrace = time.Second
+	// doubtEvery is how often gorun is told of a doubt that lasts.
+	doubtEvery = time.Second
+)
+
+// VerifyAgent reports whether the file of this process is the one with the hash: what was sent to a host has arrived.
+func VerifyAgent(hash string) error { return push.Verify(hash) }
+
+// ServeAgent is the life of an agent: it runs the ranks of this host as gorun says on in and out, which it takes over. Nothing
+// of the job is left on the host when it returns, also when in has ended: then its ranks get SIGTERM, and SIGKILL after the kill
+// grace, a second at most.
+func ServeAgent() error {
+	in, out, err := takeStdio()
+	if err != nil {
+		return err
+	}
+	// No one but gorun ends the agent in order. Signals are caught, not ignored: ranks would inherit that.
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGTSTP, syscall.SIGPIPE)
+	if exe, err := os.Readlink("/proc/self/exe"); err == nil {
+		os.Chtimes(exe, time.Time{}, time.Now()) // it is in use: the oldest builds on a host are removed
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become child subreaper: %w", err)
+	}
+	if err := agentwire.WritePreface(out, Build()); err != nil {
+		return fmt.Errorf("speak to gorun: %w", err)
+	}
+	mux, err := agentwire.Accept(&stdioConn{in, out})
+	if err != nil {
+		return err
+	}
+	s := &agentServer{mux: mux, signals: signals, messages: make(chan *agentwire.Message)}
+	defer mux.Close()
+	return s.serve()
+}
+
+// takeStdio moves stdin and stdout out of the way of anything that writes to descriptor 1 by mistake.
+func takeStdio() (in, out *os.File, err error) {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open /dev/null: %w", err)
+	}
+	defer unix.Close(null)
+	var files [2]*os.File
+	for fd := range files {
+		n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, nil, fmt.Errorf("descriptor %d: %w", fd, err)
+		}
+		// So that Close ends a Read; a descriptor that cannot do it is read as it is.
+		unix.SetNonblock(n, true)
+		files[fd] = os.NewFile(uintptr(n), "session")
+		if err := unix.Dup3(null, fd, 0); err != nil {
+			return nil, nil, fmt.Errorf("descriptor %d: %w", fd, err)
+		}
+	}
+	return files[0], files[1], nil
+}
+
+// stdioConn is a session as the agent sees it.
+type stdioConn struct{ in, out *os.File }
+
+func (c *stdioConn) Read(p []byte) (int, error)  { return c.in.Read(p) }
+func (c *stdioConn) Write(p []byte) (int, error) { return c.out.Write(p) }
+func (c *stdioConn) Close() error                { return errors.Join(c.in.Close(), c.out.Close()) }
+
+// agentServer runs the ranks of a host for a gorun elsewhere.
+type agentServer struct {
+	mux      *agentwire.Mux
+	signals  chan os.Signal
+	messages chan *agentwire.Message // closed at the end of the session
+
+	job    *agentwire.Prepare
+	prog   Program
+	dir    string
+	ownDir bool
+	host   *localHost
+	pumps  *pumps
+	events chan agentEvent
+	began  time.Time
+	stdin  [2]int // pipe to the rank that has a stdin; -1: closed
+
+	nStarted, nEnded int
+	forked           bool
+	orphaned         bool // gorun is gone
+
+	mu      sync.Mutex // guards the rest
+	doubts  map[int]doubtful
+	lost    map[int]bool // hosts that gorun has given up
+	cutOff  atomic.Bool  // gorun and other hosts are silent
+	threads sync.WaitGroup
+}
+
+// doubtful is a host that gossip holds for dead.
+type doubtful struct{ last, told time.Time }
+
+// serve is what the agent does from its first message on.
+func (s *agentServer) serve() error {
+	go func() {
+		defer close(s.messages)
+		for {
+			m, err := s.mux.Receive()
+			if err != nil {
+				return
+			}
+			s.messages <- m
+		}
+	}()
+	// Whoever receives no more lets the goroutine go.
+	defer func() {
+		s.mux.Close()
+		for range s.messages {
+		}
+	}()
+	timeout := time.NewTimer(prepareWait)
+	defer timeout.Stop()
+	for s.job == nil {
+		select {
+		case m, ok := <-s.messages:
+			switch {
+			case !ok:
+				return errors.New("the session ended before it said what to run")
+			case m.Bye != nil:
+				return nil
+			case m.Ping != nil:
+			case m.Prepare == nil:
+				return errors.New("the session does not begin with what to run")
+			default:
+				s.job = m.Prepare
+			}
+		case <-timeout.C:
+			return fmt.Errorf("gorun did not say what to run within %v", prepareWait)
+		case sig := <-s.signals:
+			if sig == syscall.SIGTERM {
+				return errors.New("terminated")
+			}
+		}
+	}
+	err := s.prepare()
+	defer s.giveBack()
+	if err != nil {
+		f := &agentwire.Failed{Text: limitHint(err).Error()}
+		if e, ok := errors.AsType[*StartError](err); ok {
+			f.Code = e.Code
+		}
+		s.mux.Send(&agentwire.Message{Failed: f})
+		s.mux.Flush(farewell)
+		s.awaitBye()
+		return nil
+	}
+	return s.run()
+}
+
+// awaitBye waits until gorun has all that was said.
+func (s *agentServer) awaitBye() {
+	timeout := time.NewTimer(farewell)
+	defer timeout.Stop()
+	for {
+		select {
+		case m, ok := <-s.messages:
+			if !ok || m.Bye != nil {
+				return
+			}
+		case <-timeout.C:
+			return
+		}
+	}
+}
+
+// prepare does what can fail before any rank runs.
+func (s *agentServer) prepare() error {
+	j := s.job
+	s.stdin = [2]int{-1, -1}
+	s.doubts, s.lost = map[int]doubtful{}, map[int]bool{}
+	s.dir = string(j.Dir)
+	if err := checkDir(s.dir); err != nil {
+		if j.DirGiven {
+			return err
+		}
+		own, err := os.MkdirTemp("", "gorun-"+j.Job+"-")
+		if err != nil {
+			return fmt.Errorf("make a directory for the job, as there is no %s: %w", s.dir, err)
+		}
+		s.dir, s.ownDir = own, true
+	}
+	var err error
+	if s.prog, err = s.findProgram(); err != nil {
+		return err
+	}
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/null: %w", err)
+	}
+	cfg := hostConfig{
+		job: j.Job, start: startNode, masterPort: j.MasterPort, ownProcess: true,
+		events: nil, environ: s.environ,
+	}
+	bind := s.address()
+	port, err := freePort(bind, j.PortFrom, j.PortTo)
+	if err != nil {
+		return err
+	}
+	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: j.NodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Confirm: s.confirm}
+	for _, r := range j.Ranks {
+		ar := agentRank{rank: r.Rank, path: s.prog.Path, argv: r.Argv.Unpack(), dir: s.dir, stdin: null}
+		if r.Rank == j.Stdin {
+			if s.stdin[0], s.stdin[1], err = pipe(); err != nil {
+				return err
+			}
+			ar.stdin = s.stdin[0]
+		}
+		cfg.ranks = append(cfg.ranks, ar)
+	}
+	s.events = make(chan agentEvent, eventRoom(len(j.Ranks), 1))
+	s.pumps = newPumps(s.mux)
+	cfg.events, cfg.output = s.events, s.pumps
+	ctx, cancel := context.WithTimeout(context.Background(), prepareWait)
+	defer cancel()
+	if s.host, err = newLocalHost(ctx, cfg); err != nil {
+		return err
+	}
+	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Addr: s.host.node.Addr(), MasterAddr: bind.String(), MasterPort: s.host.masterPort,
+		Dir: []byte(s.dir), OwnDir: s.ownDir}})
+	return nil
+}
+
+// findProgram finds the program on this host: a name in this host's PATH, else the file that gorun found.
+func (s *agentServer) findProgram() (Program, error) {
+	name, file := string(s.job.Name), string(s.job.Path)
+	if !strings.Contains(name, "/") {
+		path := os.Getenv("PATH")
+		if path == "" {
+			path = "/usr/local/bin:/usr/bin:/bin"
+		}
+		p, err := FindProgram(name, path)
+		if err == nil || executable(file) != nil {
+			return p, err
+		}
+	}
+	p, err := FindProgram(file, "")
+	p.Name = name
+	if err == nil && p.GoDir != "" {
+		err = &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: syscall.EISDIR}
+	}
+	return p, err
+}
+
+// environ is the environment of a rank: this login's, what gorun forwards, and the rank's own.
+func (s *agentServer) environ(rank int, job, control string, m meeting) []string {
+	i := slices.IndexFunc(s.job.Ranks, func(r agentwire.Rank) bool { return r.Rank == rank })
+	at := (&Plan{}).atLaunch(job, control, m.addr, m.port)
+	return remoteEnviron(os.Environ(), s.job.Forward.Unpack(), s.job.Ranks[i].Env.Unpack(), append(at, "PWD="+s.dir))
+}
+
+// address is where this host's node listens: as gorun says, else where sshd was reached, else this host's way to the world.
+func (s *agentServer) address() netip.Addr {
+	if a, err := netip.ParseAddr(s.job.Bind); err == nil {
+		return a
+	}
+	if f := strings.Fields(os.Getenv("SSH_CONNECTION")); len(f) == 4 {
+		if a, err := netip.ParseAddr(f[2]); err == nil && !a.Unmap().IsLoopback() {
+			return a.Unmap()
+		}
+	}
+	return outwardAddr()
+}
+
+// run is the life of the host's part from the preparation on.
+func (s *agentServer) run() error {
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	adopt := time.NewTicker(adoptEvery)
+	defer adopt.Stop()
+	last := time.Now()
+	heard := last
+	for {
+		select {
+		case e := <-s.events:
+			s.event(e)
+		case m, ok := <-s.messages:
+			if !ok {
+				s.endOrphans(0)
+				return errors.New("the session has ended")
+			}
+			if done, err := s.handle(m); err != nil || done {
+				if err != nil {
+					s.endOrphans(0)
+				}
+				return err
+			}
+		case sig := <-s.signals:
+			if sig == syscall.SIGTERM {
+				s.mux.Send(&agentwire.Message{AgentFailed: &agentwire.Text{Text: "the agent was terminated (SIGTERM)"}})
+				s.endOrphans(0)
+				return errors.New("terminated")
+			}
+		case <-adopt.C:
+			if s.host.agent != nil {
+				s.host.adopted()
+			}
+		case <-tick.C:
+			now := time.Now()
+			if now.Sub(last) > paused {
+				heard = now
+			}
+			last = now
+			if s.mux.Idle() {
+				s.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
+			}
+			if at := s.mux.Heard(); at.After(heard) {
+				heard = at
+			}
+			silent := now.Sub(heard)
+			if silent > silentAgent || silent > silentAgreed && s.doubting(now) {
+				s.cutOff.Store(true) // the node may tell the ranks
+				s.endOrphans(orphanGrace)
+				return fmt.Errorf("gorun has been silent for %v", silent.Round(time.Second))
+			}
+		}
+	}
+}
+
+// handle does what gorun says. The agent is done after Bye.
+func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
+	started := s.host.agent != nil
+	switch {
+	case m.Ping != nil:
+	case m.Bye != nil:
+		if started && s.nEnded < s.nStarted {
+			s.endOrphans(0)
+		}
+		s.host.over()
+		return true, nil
+	case m.Start != nil:
+		if started {
+			return false, errors.New("the ranks are to be started twice")
+		}
+		return false, s.start(m.Start)
+	case m.Lose != nil:
+		s.mu.Lock()
+		s.lost[m.Lose.Host] = true
+		s.mu.Unlock()
+		s.host.lose(m.Lose.Host, m.Lose.Name, m.Lose.Cause)
+	case m.Query != nil:
+		s.mux.Send(&agentwire.Message{State: s.state()})
+	case !started:
+		return false, errors.New("an order before the ranks are started")
+	case m.StopForks != nil:
+		s.host.stopForks()
+	case m.Signal != nil:
+		var pick func(int) bool
+		if !m.Signal.All {
+			pick = func(rank int) bool { return slices.Contains(m.Signal.Ranks, rank) }
+		}
+		s.host.signal(syscall.Signal(m.Signal.Signal), pick)
+	case m.Reap != nil:
+		r := &agentwire.Reaped{Killed: s.host.reap()}
+		for _, k := range s.job.Ranks {
+			if joined, left := s.host.joined(k.Rank); joined {
+				r.Joined = append(r.Joined, agentwire.Joined{Rank: k.Rank, Left: left})
+			}
+		}
+		if s.job.Node == 0 {
+			r.State = s.state()
+		}
+		s.mux.Send(&agentwire.Message{Reaped: r})
+		s.threads.Go(func() {
+			s.pumps.finish()
+			if c, err := s.mux.Open(agentwire.Header{Kind: agentwire.End}); err == nil {
+				c.Close()
+			}
+		})
+	default:
+		return false, errors.New("an order that an agent does not know")
+	}
+	return false, nil
+}
+
+func (s *agentServer) start(m *agentwire.Start) error {
+	s.began = time.Now()
+	if err := s.host.meet(meeting{addr: m.MasterAddr, port: m.MasterPort, seeds: m.Seeds}); err != nil {
+		return err
+	}
+	if s.stdin[0] >= 0 {
+		s.threads.Go(s.feed)
+	}
+	s.host.start()
+	return nil
+}
+
+// state is what the node of host 0 knows of the job.
+func (s *agentServer) state() *agentwire.State {
+	st := s.host.state()
+	w := &agentwire.State{Ended: st.ended}
+	for _, p := range st.suspicions {
+		w.Suspicions = append(w.Suspicions, agentwire.Suspicion{By: p.By, Rank: p.Rank})
+	}
+	return w
+}
+
+// event reports an event to gorun.
+func (s *agentServer) event(e agentEvent) {
+	s.host.note(e)
+	var m agentwire.Message
+	switch e.kind {
+	case rankFailed:
+		err := limitHint(execError(s.prog, e.rank, e.err))
+		f := &agentwire.RankFailed{Rank: e.rank, Failed: agentwire.Failed{Text: err.Error()}}
+		if x, ok := errors.AsType[*StartError](err); ok {
+			f.Code = x.Code
+		}
+		m.RankFailed = f
+	case forksDone:
+		s.forked = true
+		m.Started = &agentwire.Started{}
+		for _, r := range e.started {
+			after := time.Duration(0)
+			if r.pid != 0 {
+				s.nStarted++
+				after = r.at.Sub(s.began)
+			}
+			m.Started.Ranks = append(m.Started.Ranks, agentwire.StartedRank{Rank: r.rank, PID: r.pid, After: after})
+		}
+		if s.stdin[0] >= 0 {
+			unix.Close(s.stdin[0]) // the rank's alone: its end is seen
+			s.stdin[0] = -1
+		}
+	case rankExited:
+		s.nEnded++
+		m.Exited = &agentwire.Exited{Rank: e.rank, PID: e.pid, Code: e.status.Code, Signal: int(e.status.Signal), Core: e.status.Core, After: e.at.Sub(s.began)}
+		if s.job.Node == 0 {
+			m.Exited.State = s.state()
+		}
+	case keeperDied:
+		m.KeeperDied = &agentwire.KeeperDied{PID: e.pid}
+	case agentFailed:
+		m.AgentFailed = &agentwire.Text{Text: e.err.Error()}
+	case hostMet:
+		m.Met = &agentwire.Text{}
+	case hostApart:
+		m.Met = &agentwire.Text{Text: e.err.Error()}
+	default:
+		return
+	}
+	s.mux.Send(&m)
+}
+
+// confirm answers the node, which holds another host for dead: it is given up if gorun says so, or gorun is silent, too.
+func (s *agentServer) confirm(host int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lost[host] || s.cutOff.Load() {
+		return true
+	}
+	d := s.doubts[host]
+	d.last = time.Now()
+	if d.last.Sub(d.told) >= doubtEvery {
+		d.told = d.last
+		s.mux.Send(&agentwire.Message{Doubt: &agentwire.Doubt{Host: host}})
+	}
+	s.doubts[host] = d
+	return false
+}
+
+// doubting reports whether gossip holds any host for dead.
+func (s *agentServer) doubting(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, d := range s.doubts {
+		if now.Sub(d.last) < doubtLasts {
+			return true
+		}
+	}
+	return false
+}
+
+// endOrphans ends the ranks of a gorun that is gone, after they had some time to hear of it.
+func (s *agentServer) endOrphans(words time.Duration) {
+	s.orphaned = true
+	if s.host.agent == nil {
+		return
+	}
+	s.host.stopForks()
+	grace := min(s.job.KillGrace, orphanGrace)
+	next := time.After(words)
+	for steps := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL, 0}; !s.forked || s.nEnded < s.nStarted; {
+		select {
+		case e := <-s.events:
+			s.event(e)
+		case <-next:
+			sig := steps[0]
+			steps = steps[1:]
+			if sig == 0 {
+				return // they hang in the kernel; the signal is pending
+			}
+			s.host.signal(sig, nil)
+			next = time.After(grace)
+			if sig == syscall.SIGKILL {
+				next = time.After(reapBound)
+			}
+		}
+	}
+	s.host.reap()
+}
+
+// giveBack leaves the host as it was.
+func (s *agentServer) giveBack() {
+	s.mux.Flush(farewell)
+	if s.orphaned {
+		s.mux.Close() // what ranks wrote has no reader
+	}
+	for _, fd := range s.stdin {
+		if fd >= 0 {
+			unix.Close(fd)
+		}
+	}
+	if s.host != nil {
+		s.host.close()
+	}
+	if s.pumps != nil {
+		s.pumps.stop()
+	}
+	s.mux.Close() // gorun sees the end when all of it has ended
+	s.threads.Wait()
+	if s.ownDir {
+		os.RemoveAll(s.dir)
+	}
+}
+
+// feed carries the stdin of a rank from its stream.
+func (s *agentServer) feed() {
+	fd := s.stdin[1]
+	unix.SetNonblock(fd, true) // our end alone
+	w := os.NewFile(uintptr(fd), "stdin")
+	s.stdin[1] = -1
+	defer w.Close()
+	head, conn, err := s.mux.Accept()
+	if err != nil || head.Kind != agentwire.Stdin {
+		return
+	}
+	defer conn.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return
+		}
+		if _, err := w.Write(buf[:n]); err != nil {
+			return // the rank reads no more
+		}
+		if s.job.StdinAck {
+			if !awaitEmpty(fd) {
+				return
+			}
+			s.mux.Send(&agentwire.Message{StdinRead: &agentwire.Empty{}})
+		}
+	}
+}
+
+// awaitEmpty waits until all that a pipe holds has been read. It reports whether anybody still reads.
+func awaitEmpty(w int) bool {
+	for {
+		fds := []unix.PollFd{{Fd: int32(w)}}
+		// There is no event for "the pipe is empty": look again soon.
+		if _, err := unix.Poll(fds, unreadPoll); err != nil && err != unix.EINTR {
+			return false
+		}
+		if fds[0].Revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
+			return false
+		}
+		if unread, err := unix.IoctlGetInt(w, unix.TIOCINQ); err != nil || unread == 0 {
+			return true
+		}
+	}
+}
