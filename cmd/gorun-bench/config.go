@@ -46,8 +46,8 @@ How to measure:
   -w N           untimed calls or launches before (default 5)
   -r N           rounds (default 5)
   -limit TIME    fewer calls in a round where it would take longer (default 50ms)
-  -buffers N     so many buffers that the calls of a round or graph take in turn, as far as they
-                 are together not larger than -e, as nccl-tests does to leave the cache (default 1)
+  -buffers N     calls on more than 64K take up to N buffers in turn, which together are not
+                 larger than -e: they leave the cache, as those of nccl-tests do (default 1)
   -c             check the results; a wrong one makes the exit code 1
 
 Output:
@@ -235,6 +235,9 @@ func (c *config) shaped(op string, elem uint64, ranks int) []uint64 {
 
 // turns is how many buffers of a size calls take in turn.
 func (c *config) turns(size uint64) int {
+	if size <= 64<<10 { // many fit in any cache
+		return 1
+	}
 	return int(max(1, min(uint64(c.buffers), c.max/size)))
 }
 

@@ -33,6 +33,9 @@ func realMain(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	if code, ok := runCheck(ctx, args, stdout, stderr); ok {
 		return code
 	}
+	if len(args) > 0 && args[0] == "compare" {
+		return compareMain(args[1:], stdout, stderr)
+	}
 	env, envErr := rankenv.Current()
 	first := envErr != nil || env.Rank == 0
 	rank := ""
