@@ -218,8 +218,9 @@ func (c *Comm) open() error {
 		return nil
 	}
 	if c.dev.Platform() != cuda.Host {
-		c.be, err = newLibrary(c)
-		return err
+		l, err := newLibrary(c)
+		c.be = l
+		return errors.Join(err, l.messages.open(c, own))
 	}
 	h := newHost(c)
 	c.be = h
@@ -462,7 +463,7 @@ func (c *Comm) Abort(err error) error {
 	return nil
 }
 
-// missing names the members that have not enqueued this rank's last collective, "" if all have.
+// missing names the members that have not enqueued this rank's last collective, or the other end of its messages; "" if all have.
 func (c *Comm) missing() string {
 	if c.acct == nil || c.peers == nil {
 		return ""
@@ -476,6 +477,11 @@ func (c *Comm) missing() string {
 	}
 	rec, ok := c.acct.At(last)
 	if text == "" || !ok {
+		if l, is := c.be.(*library); is {
+			if waits := l.messages.waiting(); waits != "" {
+				return "; " + waits
+			}
+		}
 		return ""
 	}
 	return fmt.Sprintf("; #%d, %s, waits for %s", last, recordText(rec), text[len(", "):])

@@ -64,6 +64,8 @@ type library struct {
 	drainStream *cuda.Stream // guarded by mu
 	drainBuf    *cuda.Memory
 
+	messages messages
+
 	watching atomic.Bool
 	wake     chan struct{}
 	tellers  sync.WaitGroup

@@ -68,6 +68,9 @@ func (l *library) issue(calls []Call, mode Mode) error {
 	for n < len(calls) && !calls[n].Op.p2p() {
 		n++
 	}
+	if mode == 0 && n < len(calls) {
+		l.messages.note(calls[n:])
+	}
 	err := l.do(calls[:n], l.main, mode)
 	if err == nil {
 		err = l.do(calls[n:], l.p2p, mode)

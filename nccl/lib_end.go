@@ -182,6 +182,7 @@ func (l *library) release() {
 		}
 	}
 	l.closeDrain()
+	l.messages.release()
 }
 
 // abortDone stands for an abort where the communicators are gone in good order.

@@ -98,8 +98,11 @@ func (u *use) doing() string {
 	c := u.l.c
 	text := fmt.Sprintf("%s on communicator %s", u.name(), c.name)
 	seq := u.what.Load() << 8 >> 8
-	if seq == 0 {
-		return text // point to point
+	if seq == 0 { // point to point
+		if waits := u.l.messages.waiting(); waits != "" {
+			text += ": " + waits
+		}
+		return text
 	}
 	joint := ": waits for "
 	for r, p := range c.peers {
@@ -298,6 +301,9 @@ func (l *library) look() error {
 				return err
 			}
 		}
+	}
+	if err := l.messages.look(); err != nil {
+		return err
 	}
 	// Not beside a call that waits for the same: the library ends what is in progress in here, once.
 	if !l.mu.TryLock() {

@@ -101,6 +101,15 @@ func (a *attempt) register(ms ...*cuda.Memory) error {
 	return nil
 }
 
+func firstOther(culprit int) int {
+	if culprit == 0 {
+		return 1
+	}
+	return 0
+}
+
+func (a *attempt) first() int { return firstOther(a.culprit) }
+
 // told is what a rank must get.
 type told struct {
 	is   error    // errors.Is; nil: no error
@@ -111,13 +120,9 @@ func (o told) check(err error, culprit int) error {
 	if o.is == nil && o.text == nil {
 		return err
 	}
-	first := 0
-	if culprit == 0 {
-		first = 1
-	}
 	text := make([]string, len(o.text))
 	for i, s := range o.text {
-		text[i] = strings.NewReplacer("CULPRIT", strconv.Itoa(culprit), "FIRST", strconv.Itoa(first)).Replace(s)
+		text[i] = strings.NewReplacer("CULPRIT", strconv.Itoa(culprit), "FIRST", strconv.Itoa(firstOther(culprit))).Replace(s)
 	}
 	return wantErr(err, o.is, text...)
 }
@@ -297,7 +302,7 @@ func mistakes() []mistake {
 	}
 	add(given("late, given up", false))
 	add(given("late in the first call, given up", true))
-	return all
+	return append(all, messageMistakes()...)
 }
 
 // wrongBuffers are calls that are refused on the rank that makes them.
@@ -349,6 +354,88 @@ var wrongBuffers = map[string]struct {
 	"a root that is not there": {func(a *attempt) error {
 		return nccl.Broadcast(a.comm, a.send, a.recv, a.comm.Size(), a.stream)
 	}, []string{"is no rank of a communicator of"}},
+}
+
+// messageMistakes are those of eager Sends and Recvs: the other ranks send to the culprit, or receive from it.
+func messageMistakes() []mistake {
+	// exchange has the culprit receive from each other rank, and them send: the same messages, but what wrong says of the first of them.
+	exchange := func(a *attempt, counts []int, wrong func(i int) error) error {
+		return nccl.Group(func() error {
+			if a.comm.Rank() != a.culprit {
+				for _, n := range counts {
+					if err := nccl.Send(a.comm, a.send.Slice(0, n), a.culprit, a.stream); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			for r := range a.comm.Size() {
+				for i, n := range counts {
+					var err error
+					switch {
+					case r == a.culprit:
+					case r == a.first() && wrong != nil:
+						err = wrong(i)
+					default:
+						err = nccl.Recv(a.comm, a.recv.Slice(0, n), r, a.stream)
+					}
+					if err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		}, a.comm)
+	}
+	var all []mistake
+	differ := func(name string, counts []int, wrong func(a *attempt, i int) error, text ...string) {
+		got := told{nccl.ErrMismatch, append([]string{"rank FIRST: send of", "rank CULPRIT: recv of"}, text...)}
+		all = append(all, mistake{name: name, trials: "5",
+			right: func(a *attempt) error { return a.fails(exchange(a, counts, nil)) },
+			wrong: func(a *attempt) error { return a.fails(exchange(a, counts, func(i int) error { return wrong(a, i) })) },
+			bad:   got, good: got, within: contradictionBound})
+	}
+	differ("message, count", []int{1024}, func(a *attempt, i int) error {
+		return nccl.Recv(a.comm, a.recv.Slice(0, 512), a.first(), a.stream)
+	}, "message #1: ", "send of 1024 float32, to rank CULPRIT", "recv of 512 float32, from rank FIRST")
+	differ("message, type", []int{1024}, func(a *attempt, i int) error {
+		ints, err := cuda.SliceOf[int32](a.recv.Memory(), 0, 1024)
+		if err != nil {
+			return err
+		}
+		return nccl.Recv(a.comm, ints, a.first(), a.stream)
+	}, "message #1: ", "send of 1024 float32, to rank CULPRIT", "recv of 1024 int32, from rank FIRST")
+	differ("messages, order", []int{1024, 1024, 512}, func(a *attempt, i int) error {
+		return nccl.Recv(a.comm, a.recv.Slice(0, []int{1024, 512, 1024}[i]), a.first(), a.stream)
+	}, "message #2: ", "send of 1024 float32, to rank CULPRIT", "recv of 512 float32, from rank FIRST")
+	all = append(all, mistake{name: "message, not received", trials: "18",
+		right:  func(a *attempt) error { return a.fails(exchange(a, []int{a.n}, nil)) },
+		wrong:  func(a *attempt) error { return a.comm.Close() },
+		good:   told{nccl.ErrClosed, []string{"rank CULPRIT closed communicator", "after call #1 and does not meet ", "send of", "to rank CULPRIT"}},
+		within: deathBound}) // its Close waits 2 s for the others
+	// Late: the deadline names the message, which arrives in the end.
+	give := func(a *attempt, n int) error {
+		return nccl.Group(func() (err error) {
+			if a.comm.Rank() != a.culprit {
+				return nccl.Recv(a.comm, a.recv.Slice(0, n), a.culprit, a.stream)
+			}
+			for r := range a.comm.Size() {
+				if r != a.culprit {
+					err = errors.Join(err, nccl.Send(a.comm, a.send.Slice(0, n), r, a.stream))
+				}
+			}
+			return err
+		}, a.comm)
+	}
+	all = append(all, mistake{name: "message, late", trials: "13",
+		setup: func(a *attempt) error { return a.wait(give(a, 8)) }, // so that the library has nothing left to connect
+		right: func(a *attempt) error {
+			err := a.deadline(give(a, 1024))
+			return errors.Join(err, a.job.Barrier(a.ctx), a.wait(nil))
+		}, wrong: func(a *attempt) error {
+			return errors.Join(a.job.Barrier(a.ctx), a.wait(give(a, 1024)))
+		}, usable: true, good: told{context.DeadlineExceeded, []string{"recv", "waits for rank CULPRIT"}}})
+	return all
 }
 
 // sumAs is an all-reduce of the buffers taken for another type; a.n elements of float32 are fewer of a longer one.

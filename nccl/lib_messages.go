@@ -1,0 +1,268 @@
+package nccl
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/cuda"
+)
+
+// messages compares the eager Sends and Recvs of a library's communicator between their two ends: the library loses data or waits for ever where they differ, and
+// says nothing. Each rank writes its messages to an account of its own in its ledger, in their order, and reads those of the others at every look. The
+// nth send from one rank to another meets the nth recv there, so both ends are compared when both are known, whoever comes last.
+//
+// A message that has no other end is certain when the peer has closed the communicator; before, it may only be late.
+type messages struct {
+	c    *Comm
+	acct *bootstrap.Account
+
+	mu   sync.Mutex // guards what follows; innermost
+	with []*traffic // by peer, nil without a message
+}
+
+// traffic are the messages of this rank with a peer, those to it and those from it.
+type traffic struct {
+	acct *bootstrap.Account // the peer's; nil: on another host
+	read uint64             // how many of its records have been read
+	out  direction
+	in   direction
+}
+
+// direction are the messages of a pair that go one way.
+type direction struct {
+	mine, theirs end
+	compared     uint64
+}
+
+// end is one rank's end of them.
+type end struct {
+	n    uint64 // messages
+	sum  uint32 // over all of them
+	kept [keptMessages]envelope
+}
+
+// keptMessages is how many of a pair's messages are there to be compared one by one. What one end is ahead by more shows in the sum of a later message.
+const keptMessages = 64
+
+// envelope is what must be equal at both ends.
+type envelope struct {
+	known bool // false of a record that was lost
+	typ   cuda.DType
+	count uint64
+	sum   uint32 // over this message and all before it
+}
+
+func (e *end) add(typ cuda.DType, count uint64) envelope {
+	h := (uint64(e.sum)<<32 ^ uint64(typ)<<56 ^ count) * 0x9e3779b97f4a7c15
+	h = (h ^ h>>32) * 0xd6e8feb86659fd93
+	e.sum = uint32(h >> 40) // as many bits as sumMask has
+	v := envelope{true, typ, count, e.sum}
+	e.put(e.n+1, v)
+	return v
+}
+
+// put enters the nth message. Those that were passed over are not known.
+func (e *end) put(n uint64, v envelope) {
+	for k := max(e.n+1, n-min(n, keptMessages)); k < n; k++ {
+		e.kept[k%keptMessages] = envelope{}
+	}
+	e.n = n
+	e.kept[n%keptMessages] = v
+}
+
+// at is the nth message, false where it has not come or is no longer kept.
+func (e *end) at(n uint64) (envelope, bool) {
+	if n == 0 || n > e.n || e.n-n >= keptMessages {
+		return envelope{}, false
+	}
+	v := e.kept[n%keptMessages]
+	return v, v.known
+}
+
+// A record of a message: the first word has op, type, peer and the message's number among those of the pair and direction; the second count and sum.
+const (
+	messagePeerShift   = 16
+	messageNumberShift = 40
+	messageNumberMask  = 1<<24 - 1
+	messageCountMask   = 1<<40 - 1
+	sumMask            = 1<<24 - 1
+)
+
+func packMessage(op Op, peer int, n uint64, v envelope) [2]uint64 {
+	return [2]uint64{
+		uint64(op) | uint64(v.typ)<<8 | uint64(peer)&messageNumberMask<<messagePeerShift | n&messageNumberMask<<messageNumberShift,
+		v.count&messageCountMask | uint64(v.sum)<<messageNumberShift,
+	}
+}
+
+// unpackMessage gives the number's low bits only.
+func unpackMessage(w [2]uint64) (op Op, peer int, n uint64, v envelope) {
+	return Op(w[0]), int(w[0] >> messagePeerShift & messageNumberMask), w[0] >> messageNumberShift,
+		envelope{true, cuda.DType(w[0] >> 8), w[1] & messageCountMask, uint32(w[1] >> messageNumberShift)}
+}
+
+// messagesID is the account's name, next to the communicator's own.
+func messagesID(id uint64) uint64 { return id ^ 0x6d65737361676573 }
+
+// open takes the account; the others find it when all have opened theirs.
+func (m *messages) open(c *Comm, own *bootstrap.Ledger) (err error) {
+	m.c, m.with = c, make([]*traffic, len(c.ranks))
+	m.acct, err = own.OpenAccount(messagesID(c.id))
+	return err
+}
+
+func (m *messages) release() {
+	if m.acct != nil {
+		m.acct.Release()
+	}
+}
+
+// note writes messages down, before they are enqueued.
+func (m *messages) note(calls []Call) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range calls {
+		call := &calls[i]
+		if int(call.Root) == m.c.rank {
+			continue
+		}
+		t := m.trafficWith(int(call.Root))
+		e := &t.in.mine
+		if call.Op == OpSend {
+			e = &t.out.mine
+		}
+		v := e.add(call.Type, call.Count)
+		m.acct.Append(bootstrap.Enqueued, packMessage(call.Op, int(call.Root), e.n, v))
+	}
+}
+
+func (m *messages) trafficWith(peer int) *traffic {
+	t := m.with[peer]
+	if t == nil {
+		t = &traffic{}
+		if m.c.peers[peer].acct != nil {
+			// It has opened its account before it came to the meeting that ended Init.
+			if l, err := m.c.job.Ledger(m.c.ranks[peer]); err == nil {
+				t.acct = l.FindAccount(messagesID(m.c.id))
+			}
+		}
+		m.with[peer] = t
+	}
+	return t
+}
+
+// look compares what is new. It returns the first contradiction, and fails nothing.
+func (m *messages) look() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for r, t := range m.with {
+		if t == nil || t.acct == nil {
+			continue
+		}
+		n, closed := m.c.be.peerClosed(r) // before its last records are read
+		if err := m.read(r, t); err != nil {
+			return err
+		}
+		if !closed {
+			continue
+		}
+		for _, d := range []*direction{&t.out, &t.in} {
+			if d.mine.n > d.theirs.n {
+				return &cause{kind: ErrClosed, by: m.c.ranks[r] + 1, text: fmt.Sprintf("rank %d closed communicator %s after call #%d and does not meet %s",
+					r, m.c.name, n, m.text(r, t, d, d.theirs.n+1))}
+			}
+		}
+	}
+	return nil
+}
+
+// read takes in what a peer has written, and compares.
+func (m *messages) read(r int, t *traffic) error {
+	last := t.acct.Last()
+	// Records are lost where the peer is ahead by more than its ledger keeps.
+	for seq := t.read + 1; seq <= last; seq++ {
+		rec, ok := t.acct.At(seq)
+		if !ok {
+			continue
+		}
+		op, peer, low, v := unpackMessage(rec.Desc)
+		if peer != m.c.rank || !op.p2p() {
+			continue
+		}
+		d := &t.out
+		if op == OpSend {
+			d = &t.in
+		}
+		d.theirs.put(d.theirs.n+(low-d.theirs.n)&messageNumberMask, v)
+	}
+	t.read = last
+	if m.c.check == Trust {
+		return nil
+	}
+	if err := m.compare(r, t, &t.out); err != nil {
+		return err
+	}
+	return m.compare(r, t, &t.in)
+}
+
+func (m *messages) compare(r int, t *traffic, d *direction) error {
+	to := min(d.mine.n, d.theirs.n)
+	for n := max(d.compared+1, to-min(to, keptMessages-1)); n <= to; n++ {
+		a, mine := d.mine.at(n)
+		b, theirs := d.theirs.at(n)
+		switch {
+		case !mine || !theirs:
+			continue
+		case a == b:
+			d.compared = n
+			continue
+		}
+		from, to, send, recv := m.c.rank, r, a, b
+		if d == &t.in {
+			from, to, send, recv = r, m.c.rank, b, a
+		}
+		if send.typ == recv.typ && send.count == recv.count {
+			return causef(ErrMismatch, "the messages from rank %d to rank %d differ in count or type somewhere before message #%d, longer ago than the ledgers go back", from, to, n)
+		}
+		return causef(ErrMismatch, "message #%d: rank %d: %v; rank %d: %v", n, from, Call{Op: OpSend, Type: send.typ, Count: send.count, Root: int32(to)},
+			to, Call{Op: OpRecv, Type: recv.typ, Count: recv.count, Root: int32(from)})
+	}
+	return nil
+}
+
+// text tells a message of this rank: "message #3, send of 8 float32, to rank 1".
+func (m *messages) text(r int, t *traffic, d *direction, n uint64) string {
+	call := Call{Op: OpSend, Root: int32(r)}
+	if d == &t.in {
+		call.Op = OpRecv
+	}
+	v, ok := d.mine.at(n)
+	if !ok {
+		return fmt.Sprintf("message #%d, a %v with rank %d", n, call.Op, r)
+	}
+	call.Type, call.Count = v.typ, v.count
+	return fmt.Sprintf("message #%d, %v", n, call)
+}
+
+// waiting names the first message of each pair that has no other end yet, "" without one.
+func (m *messages) waiting() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	text := ""
+	for r, t := range m.with {
+		if t == nil || t.acct == nil {
+			continue
+		}
+		m.read(r, t) // what it finds is told by the next look
+		for _, d := range []*direction{&t.out, &t.in} {
+			if d.mine.n > d.theirs.n {
+				text += fmt.Sprintf(", rank %d for %s (%s)", r, m.text(r, t, d, d.theirs.n+1), m.c.whereabouts(r))
+			}
+		}
+	}
+	if text == "" {
+		return ""
+	}
+	return "waits for " + text[len(", "):]
+}
