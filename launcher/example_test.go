@@ -38,5 +38,5 @@ timeout = "10m"
 	fmt.Println(err)
 	// Output:
 	// gorun -np 4 --timeout 10m0s ./train <nil>
-	// job.toml:2: unknown key job.npp; did you mean np?
+	// job.toml:2:1: unknown key job.npp; did you mean np?
 }

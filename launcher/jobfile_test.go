@@ -52,29 +52,98 @@ report = "r.json"
 	}
 }
 
+const twoHosts = "[[host]]\nname = \"a\"\nslots = 1\n\n[[host]]\nname = \"b\"\n"
+
+func TestDecodeJobHosts(t *testing.T) {
+	got, err := DecodeJob("job.toml", []byte(`
+[job]
+program = "./train"
+[[host]]
+name = "a"
+slots = 8
+[[host]]
+name = "b"
+address = "[fe80::1%eth0]"
+user = "me"
+port = 2222
+[launch]
+map_by = "ppr:2:node"
+oversubscribe = true
+rm = "none"
+ssh_config = "cfg"
+accept_new_host_keys = true
+connect_timeout = 60
+port_range = "40000-40100"
+stage = ["data.bin", "x y"]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Job{Program: "./train", Hosts: []Host{{Name: "a", Addr: "a", Slots: 8}, {Name: "b", Addr: "fe80::1%eth0", User: "me", Port: 2222}}, MapBy: &MapBy{PPR: 2},
+		Oversubscribe: true, RM: RMNone, SSHConfig: "cfg", AcceptNewHostKeys: true, ConnectTimeout: time.Minute, Ports: PortRange{40000, 40100}, Stage: []string{"data.bin", "x y"}}
+	if d := cmp.Diff(got, want); d != "" {
+		t.Errorf("-got +want:\n%s", d)
+	}
+	line := "gorun -H 'a:8,ssh://me@[fe80::1%eth0]:2222' --rm none --map-by ppr:2:node --oversubscribe --ssh-config cfg --accept-new-host-keys " +
+		"--connect-timeout 1m0s --port-range 40000-40100 --stage data.bin --stage 'x y' ./train"
+	if got := got.CommandLine(); got != line {
+		t.Errorf("command line:\n got %s\nwant %s", got, line)
+	}
+	got, err = DecodeJob("job.toml", []byte("host = [{name = \"a\", slots = 2}, {name = \"b\"}]\nlaunch = {stage = \"none\", rsh = \"ssh -q\", hostfile.x = 1}\n"))
+	if err == nil {
+		t.Errorf("hostfile is a table: got %+v", got)
+	}
+	got, err = DecodeJob("job.toml", []byte("host = [{name = \"a\", slots = 2}, {name = \"b\"}]\nlaunch = {stage = \"none\", rsh = \"ssh -q\"}\n"))
+	if d := cmp.Diff(got, Job{Hosts: []Host{{Name: "a", Addr: "a", Slots: 2}, {Name: "b", Addr: "b"}}, RSH: "ssh -q", Stage: []string{StageNone}}); d != "" || err != nil {
+		t.Errorf("%v, -got +want:\n%s", err, d)
+	}
+}
+
 func TestDecodeJobErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
-		{"unknown key", "[job]\nnp = 4\nprogamm = \"x\"\n", "job.toml:3: unknown key job.progamm; did you mean program?"},
-		{"far key", "[launch]\nxyzzy = 1\n", "job.toml:2: unknown key launch.xyzzy; known there: timeout, kill_grace, tag_output, stdin, keep_launcher_env, report"},
-		{"unknown table", "\n[jobs]\n", "job.toml:2: unknown key jobs; did you mean job?"},
-		{"top level", "np = 4\n", "job.toml:1: unknown key np; known there: job, env, launch"},
-		{"dotted", "job.npp = 4\n", "job.toml:1: unknown key job.npp; did you mean np?"},
-		{"syntax", "[job]\nnp = \n", "job.toml:2: expected value but found '\\n' instead"},
-		{"type", "[job]\nnp = \"four\"\n", "job.toml:2: job.np is of type string, must be of type integer"},
-		{"np", "[job]\nnp = 0\n", "job.toml:2: np = 0: must be from 1 to 16384"},
-		{"timeout", "[launch]\ntimeout = \"soon\"\n", "job.toml:2: timeout = soon: must be a duration such as \"10m\", or a number of seconds"},
-		{"grace", "[launch]\n\nkill_grace = -1\n", "job.toml:3: kill_grace = -1: must be a duration such as \"30s\", or a number of seconds"},
-		{"stdin", "[launch]\nstdin = 3\n", "job.toml:2: stdin = 3: must be 0 or \"none\""},
-		{"env", "[env]\nA = [1]\n", "job.toml:2: variable A: must be a string, a number, true or false"},
-		{"env place", "[env]\nRANK = 1\n", "job.toml:2: variable RANK: it tells a rank its place in the job, gorun sets it"},
-		{"table as a value", "job = 3\n", "job.toml:1: job must be a table: [job]"},
-		{"array for a string", "[job]\nprogram = [\"x\"]\n", "job.toml:2: job.program is of type array, must be of type string"},
-		{"fraction", "[job]\nnp = 1.5\n", "job.toml:2: job.np is of type float, must be of type integer"},
-		{"other case", "[job]\nprogram = \"x\"\nNP = 4\n", "job.toml:3: unknown key job.NP; did you mean np?"},
-		{"other case of a table", "[Job]\nprogram = \"x\"\n", "job.toml:1: unknown key Job; did you mean job?"},
-		{"table in env", "[env.A]\nb = 1\n", "job.toml:1: variable A: must be a string, a number, true or false"},
-		{"empty report", "[launch]\nreport = \"\"\n", "job.toml:2: report is empty"},
-		{"empty program", "[job]\nprogram = \"\"\n", "job.toml:2: program is empty"},
+		{"unknown key", "[job]\nnp = 4\nprogamm = \"x\"\n", "job.toml:3:1: unknown key job.progamm; did you mean program?"},
+		{"far key", "[launch]\nxyzzy = 1\n", "job.toml:2:1: unknown key launch.xyzzy; known there: timeout, kill_grace, tag_output, stdin, keep_launcher_env, report, map_by, oversubscribe, hostfile, rm, ssh_config, accept_new_host_keys, rsh, connect_timeout, port_range, stage"},
+		{"unknown table", "\n[jobs]\n", "job.toml:2:2: unknown key jobs; did you mean job?"},
+		{"top level", "np = 4\n", "job.toml:1:1: unknown key np; it belongs into [job]"},
+		{"dotted", "job.npp = 4\n", "job.toml:1:1: unknown key job.npp; did you mean np?"},
+		{"syntax", "[job]\nnp = \n", "job.toml:2:6: expected value but found '\\n' instead"},
+		{"type", "[job]\nnp = \"four\"\n", "job.toml:2:1: job.np is of type string, must be of type integer"},
+		{"np", "[job]\nnp = 0\n", "job.toml:2:1: np = 0: must be from 1 to 16384"},
+		{"timeout", "[launch]\ntimeout = \"soon\"\n", "job.toml:2:1: timeout = soon: must be a duration such as \"10m\", or a number of seconds"},
+		{"grace", "[launch]\n\nkill_grace = -1\n", "job.toml:3:1: kill_grace = -1: must be a duration such as \"10m\", or a number of seconds"},
+		{"stdin", "[launch]\nstdin = 3\n", "job.toml:2:1: stdin = 3: must be 0 or \"none\""},
+		{"env", "[env]\nA = [1]\n", "job.toml:2:1: variable A: must be a string, a number, true or false"},
+		{"env place", "[env]\nRANK = 1\n", "job.toml:2:1: variable RANK: it tells a rank its place in the job, gorun sets it"},
+		{"table as a value", "job = 3\n", "job.toml:1:1: job must be a table: [job]"},
+		{"array for a string", "[job]\nprogram = [\"x\"]\n", "job.toml:2:1: job.program is of type array, must be of type string"},
+		{"fraction", "[job]\nnp = 1.5\n", "job.toml:2:1: job.np is of type float, must be of type integer"},
+		{"other case", "[job]\nprogram = \"x\"\nNP = 4\n", "job.toml:3:1: unknown key job.NP; did you mean np?"},
+		{"other case of a table", "[Job]\nprogram = \"x\"\n", "job.toml:1:2: unknown key Job; did you mean job?"},
+		{"table in env", "[env.A]\nb = 1\n", "job.toml:1:2: variable A: must be a string, a number, true or false"},
+		{"empty report", "[launch]\nreport = \"\"\n", "job.toml:2:1: report is empty"},
+		{"another table's", "[job]\ntimeout = 3\n", "job.toml:2:1: unknown key job.timeout; it belongs into [launch]"},
+		{"array of jobs", "[[job]]\nnp = 1\n", "job.toml:1:3: job must be a table: [job]"},
+		{"one host", "\n[host]\nname = \"a\"\n", "job.toml:2:2: host must be an array of tables: [[host]]"},
+		{"hosts", "[launch]\nhosts = [\"a\"]\n", "job.toml:2:1: unknown key launch.hosts; a host is a table of its own: [[host]]"},
+		{"key in the second host", twoHosts + "  slotts = 1\n", "job.toml:7:3: unknown key host.slotts; did you mean slots?"},
+		{"value in the second host", twoHosts + "  slots = 0 # none\n", "job.toml:7:3: slots = 0: must be from 1 to 16384"},
+		{"type in the second host", twoHosts + "slots = \"8\"\n", "job.toml:7:1: host.slots is of type string, must be of type integer"},
+		{"user in the second host", twoHosts + "\tuser = '-l'\n", "job.toml:7:2: host \"b\": user \"-l\" is no user's name"},
+		{"address in the second host", twoHosts + "address = \"b c\"\n", "job.toml:7:1: host \"b\": address \"b c\": ' ' is in no host's name"},
+		{"no name", "[[host]]\nname = \"a\"\n[[ host ]]\nslots = 1\n", "job.toml:3:4: a host without a name"},
+		{"host name", "[[host]]\nname = \"a:4\"\n", "job.toml:2:1: host \"a:4\": ':' is in no host's name"},
+		{"hosts in a line", "host = [{name = \"a\"}, {name = \"b\", port = 0}]\n", "job.toml:1:36: port = 0: must be from 1 to 65535"},
+		{"hosts that are words", "host = [\"a\"]\n", "job.toml:1:9: a host is of type string, must be of type table"},
+		{"hosts twice", "[[host]]\nname = \"a\"\n[launch]\n hostfile = \"h\"\n", "job.toml:4:2: hosts are given twice, by [[host]] and by hostfile: give one of them"},
+		{"table below a host", "[[host]]\nname = \"a\"\n[host.gpu]\nn = 1\n", "job.toml:3:2: unknown key host.gpu; known there: name, address, user, port, slots"},
+		{"map_by", "[launch]\nmap_by = \"core\"\n", "job.toml:2:1: map_by = core: must be \"slot\", \"node\" or \"ppr:N:node\""},
+		{"rm", "[launch]\nrm = \"lsf\"\n", "job.toml:2:1: rm = lsf: must be \"none\", \"slurm\" or \"pbs\""},
+		{"no time", "[launch]\nconnect_timeout = 0\n", "job.toml:2:1: connect_timeout = 0: must be a duration such as \"10m\", or a number of seconds"},
+		{"ports", "[launch]\nport_range = \"9-1\"\n", "job.toml:2:1: port_range = 9-1: must be a range such as \"40000-40100\""},
+		{"element", "[job]\nargs = [\n  \"a\", # one\n  3,\n]\n", "job.toml:4:3: an element of job.args is of type integer, must be of type string"},
+		{"stage", "[launch]\nstage = [\"none\", \"f\"]\n", "job.toml:2:1: stage = \"none\" and files to send contradict each other"},
+		{"after a text of many lines", "[job]\nprogram = \"\"\"\nnp = 1\n[x]\n\"\"\"\nnq = 1\n", "job.toml:6:1: unknown key job.nq; did you mean np?"},
+		{"empty program", "[job]\nprogram = \"\"\n", "job.toml:2:1: program is empty"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := DecodeJob("job.toml", []byte(c.text))
@@ -113,11 +182,18 @@ func TestExamples(t *testing.T) {
 		if job.Program == "" {
 			t.Errorf("%s names no program", f)
 		}
+		if _, err := job.Plan(testFacts); err != nil {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
+	if hosts, err := ReadHostfile("../configs/hostfile"); err != nil || len(hosts) != 4 {
+		t.Errorf("%d hosts, %v", len(hosts), err)
 	}
 }
 
 func FuzzDecodeJob(f *testing.F) {
 	f.Add([]byte("[job]\nnp = 4\nprogram = \"x\"\n[env]\nA = 1\n[launch]\ntimeout = \"1s\"\n"))
+	f.Add([]byte(twoHosts + "port = 22\n[launch]\nmap_by = \"ppr:2:node\"\nstage = [\"f\"]\nport_range = 7\n"))
 	f.Add([]byte("job.np = 1\nenv = {A = \"b\"}\n[[launch]]\n"))
 	files, _ := filepath.Glob("../configs/*.toml")
 	for _, name := range files {
@@ -133,8 +209,8 @@ func FuzzDecodeJob(f *testing.F) {
 			}
 			return
 		}
-		// What was accepted can be planned.
-		if _, err := job.Plan(testFacts); err != nil {
+		// What was accepted can be planned, unless its hosts have too few slots.
+		if _, err := job.Plan(testFacts); err != nil && len(job.Hosts) == 0 && job.Hostfile == "" {
 			t.Fatalf("accepted, but no plan: %v", err)
 		}
 	})

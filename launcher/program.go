@@ -21,7 +21,7 @@ import (
 // Program is what the ranks run.
 type Program struct {
 	Name  string `json:"name"`             // as the user wrote it; argv[0]
-	Path  string `json:"path"`             // the file to execute; with GoDir "" until it is built
+	Path  string `json:"path"`             // the file to execute; "" with GoDir until it is built, and where only other hosts may have it
 	GoDir string `json:"go_dir,omitempty"` // the directory of a Go main package, to be built first
 
 	scratch string // a directory made for the build, to be removed after the run
@@ -97,10 +97,28 @@ func FindProgram(name, path string) (Program, error) {
 		return p, nil
 	}
 	if err := executable(full); err != nil {
-		return p, &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: err}
+		e := &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: err}
+		if info.Mode().IsRegular() && info.Mode()&0o111 == 0 {
+			e.Msg, e.Err = e.Msg+": "+notExecutable(name), nil
+		}
+		return p, e
 	}
 	p.Path = full
 	return p, nil
+}
+
+// notExecutable says how a file that nobody may execute can be run.
+func notExecutable(name string) string {
+	s := "the file is not executable; chmod +x " + shellQuote(name)
+	for ext, tool := range map[string]string{".py": "python3", ".sh": "sh", ".jl": "julia", ".rb": "ruby", ".pl": "perl"} {
+		if strings.HasSuffix(name, ext) {
+			return s + ", or gorun ... " + tool + " " + shellQuote(name)
+		}
+	}
+	if strings.HasSuffix(name, ".go") {
+		return "the file is not executable; a Go program is given by its directory: " + shellQuote(filepath.Dir(name)+"/")
+	}
+	return s
 }
 
 func globQuote(s string) string {

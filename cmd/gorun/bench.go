@@ -27,13 +27,16 @@ const benchHelp = `gorun bench starts gorun-bench, which measures collectives.
 Usage:
   gorun bench [flags]
 
-Flags of a launch that it knows: -np (default 2), -x, --wdir, --device, --tag-output, --timeout,
+Flags of a launch that it knows: -np (default 2; every slot of the hosts if there are any), -H,
+--hostfile, --map-by, --oversubscribe, --rm, --rsh, --ssh-config, --accept-new-host-keys,
+--connect-timeout, --port-range, --stage, -x, --wdir, --device, --tag-output, --timeout,
 --kill-grace, --report, --keep-launcher-env. All others are gorun-bench's:
 
 `
 
 // benchFlags are the flags of a launch that gorun bench takes, by their first names. Others are the program's: -n and -f mean something else there.
-var benchFlags = []string{"-np", "-x", "--wdir", "--device", "--tag-output", "--timeout", "--kill-grace", "--report", "--keep-launcher-env"}
+var benchFlags = []string{"-np", "-H", "--hostfile", "--map-by", "--oversubscribe", "--rm", "--rsh", "--ssh-config", "--accept-new-host-keys",
+	"--connect-timeout", "--port-range", "--stage", "-x", "--wdir", "--device", "--tag-output", "--timeout", "--kill-grace", "--report", "--keep-launcher-env"}
 
 func newBenchCmd(io stdio) *cobra.Command {
 	c := &cobra.Command{
@@ -53,7 +56,7 @@ func newBenchCmd(io stdio) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if !slices.ContainsFunc(mine, func(a string) bool { return strings.TrimLeft(a, "-") == "np" }) {
+			if !slices.ContainsFunc(mine, func(a string) bool { return a == "-np" || a == "-H" || a == "--hostfile" }) {
 				mine = append(mine, "-np", fmt.Sprint(benchNP))
 			}
 			if code := launch(slices.Concat(mine, []string{"--", prog}, rest), io); code != launcher.ExitOK {

@@ -32,10 +32,11 @@ func runCommand(args []string, io stdio) int {
 
 func newRootCmd(io stdio) *cobra.Command {
 	root := &cobra.Command{
-		Use:               "gorun",
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		ValidArgsFunction: completeLaunch,
+		Use:                "gorun",
+		SilenceErrors:      true,
+		SilenceUsage:       true,
+		DisableFlagParsing: true, // completion of a launch's flags is our own
+		ValidArgsFunction:  completeLaunch,
 		// Only words that are reserved for commands come here: everything else is a launch.
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return usagef("no command %s in this version of gorun; for a program of that name say gorun run %s", args[0], args[0])
@@ -61,6 +62,7 @@ func newRootCmd(io stdio) *cobra.Command {
 		text        func() string
 	}{
 		{"exit-codes", "exit codes of gorun", exitCodesHelp},
+		{"hosts", "how hosts are given, reached and filled", func() string { return hostsHelp }},
 		{"environment", "variables that gorun sets and reads", environmentHelp},
 		{"job-file", "the form of a job file", func() string { return jobFileHelp }},
 		{"signals", "what gorun does on a signal", func() string { return signalsHelp }},
@@ -133,7 +135,12 @@ func newRunCmd(io stdio) *cobra.Command {
 }
 
 // completeLaunch completes the command line of a launch: flags, and files up to the program and behind it.
-func completeLaunch(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+func completeLaunch(_ *cobra.Command, before []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(before) > 0 {
+		if d := findFlag(before[len(before)-1]); d != nil && d.values != nil && strings.HasPrefix(before[len(before)-1], "-") {
+			return d.values, cobra.ShellCompDirectiveNoFileComp
+		}
+	}
 	if !strings.HasPrefix(word, "-") {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
@@ -192,7 +199,10 @@ func newConfigCmd(out io.Writer) *cobra.Command {
 		Short: "check a job file",
 		Args:  file,
 		RunE: func(_ *cobra.Command, args []string) error {
-			_, err := launcher.ReadJobFile(args[0])
+			job, err := launcher.ReadJobFile(args[0])
+			if err == nil && job.Hostfile != "" {
+				_, err = launcher.ReadHostfile(job.Hostfile)
+			}
 			return err
 		},
 	}, &cobra.Command{

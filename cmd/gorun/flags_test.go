@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,8 +52,11 @@ func TestParse(t *testing.T) {
 func TestCommandLineIsReadBack(t *testing.T) {
 	on := true
 	job := launcher.Job{NP: 3, Program: "-p", Args: []string{"-np", "x"}, Dir: "d", Device: "host", Env: []launcher.Setting{{Name: "A", Value: "1"}, {Name: "B", Inherit: true}},
+		Hosts: []launcher.Host{{Name: "a", Addr: "a", Slots: 2}, {Name: "::1", Addr: "::1", User: "me", Port: 22}}, Hostfile: "h", MapBy: &launcher.MapBy{PPR: 2}, Oversubscribe: true, RM: "none",
+		RSH: "r", SSHConfig: "c", AcceptNewHostKeys: true, ConnectTimeout: time.Minute, Ports: launcher.PortRange{From: 7, To: 9}, Stage: []string{"f", "g"},
 		Timeout: 90 * time.Second, KillGrace: launcher.NoGrace, TagOutput: &on, Stdin: launcher.StdinNone, KeepLauncherEnv: true, Report: "r"}
-	args := []string{"-np", "3", "-x", "A=1", "-x", "B", "--wdir", "d", "--device", "host", "--stdin", "none", "--tag-output=true", "--timeout", "1m30s", "--kill-grace", "0", "--keep-launcher-env", "--report", "r", "--", "-p", "-np", "x"}
+	args := []string{"-np", "3", "-H", "'a:2,ssh://me@[::1]:22'", "--hostfile", "h", "--rm", "none", "--map-by", "ppr:2:node", "--oversubscribe", "--rsh", "r", "--ssh-config", "c", "--accept-new-host-keys",
+		"--connect-timeout", "1m0s", "--port-range", "7-9", "--stage", "f", "--stage", "g", "-x", "A=1", "-x", "B", "--wdir", "d", "--device", "host", "--stdin", "none", "--tag-output=true", "--timeout", "1m30s", "--kill-grace", "0", "--keep-launcher-env", "--report", "r", "--", "-p", "-np", "x"}
 	line := "gorun"
 	for _, a := range args {
 		line += " " + a
@@ -60,6 +64,7 @@ func TestCommandLineIsReadBack(t *testing.T) {
 	if got := job.CommandLine(); got != line {
 		t.Errorf("got %s, want %s", got, line)
 	}
+	args[3] = strings.Trim(args[3], "'") // as the shell does
 	q, err := parse(args)
 	if err != nil {
 		t.Fatal(err)
@@ -74,6 +79,7 @@ func TestCommandLineIsReadBack(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add("-np", "2", "--timeout=3", "p")
 	f.Add("-x", "A=1", "--", "-q")
+	f.Add("-H", "a:2,[::1]", "--map-by=node", "--nnodes")
 	f.Add("--tag-output=false", "-n4", "-v", "")
 	f.Fuzz(func(t *testing.T, a, b, c, d string) {
 		args := []string{a, b, c, d}

@@ -64,7 +64,7 @@ Commands:
   config      check a job file, or show what it asks for
   version     print the version
   completion  write a completion script for a shell
-  help        this help, and the topics exit-codes, environment, job-file, signals
+  help        this help, and the topics exit-codes, hosts, environment, job-file, signals
 `)
 	return b.String()
 }
@@ -120,7 +120,7 @@ func environmentHelp() string {
 	b.WriteString("\nVariables that a user sets and gorun reads:\n\n")
 	for _, d := range flagDefs {
 		if d.env != "" {
-			fmt.Fprintf(&b, "  %-16s  as %s\n", d.env, d.names[0])
+			fmt.Fprintf(&b, "  %-21s  as %s\n", d.env, d.names[0])
 		}
 	}
 	b.WriteString(`
@@ -153,6 +153,30 @@ func isSet(name string) bool {
 	return false
 }
 
+const hostsHelp = `Ranks run on this host, or on the hosts that are given in one of these ways:
+
+  -H a:8,me@b:8            a list: [user@]host[:slots]; several -H add up
+  -H [fe80::1%eth0]:2      an IPv6 address stands in brackets
+  -H ssh://me@b:2222:8     ssh://[user@]host[:port[:slots]]
+  --hostfile FILE          a host a line, as in a list, then slots=8 max_slots=16
+                           user=me port=2222 as wanted; # begins a comment
+  [[host]]                 tables of a job file: see help job-file
+  an allocation            of Slurm (SLURM_JOB_NODELIST) or PBS (PBS_NODEFILE), where no
+                           hosts are given; -v says so, --rm none turns it off
+
+A host has one slot if no number is given, and the slots of all its mentions together.
+localhost and this host's own name are this host: it needs no ssh, unless a user, a
+port or --rsh is given. Other hosts need nothing but sshd and a login without password.
+
+Ranks fill the slots of one host after the other (--map-by slot), go to each host in
+turn (node), or N to each host (ppr:N:node). Rank numbers follow the order of the hosts.
+More ranks than slots are an error, unless --oversubscribe is given or this host is
+the only one; max_slots holds even then. Without -np every slot gets a rank.
+
+Ranks on other hosts have the environment of a login there and NCCL_*, MCCL_*,
+GORUN_*_LIB, -x NAME, -x NAME=VALUE and [env] of here; not PATH, LD_LIBRARY_PATH or HOME.
+`
+
 const jobFileHelp = `A job file says in TOML what flags say. gorun JOB.toml starts it; flags and the
 variables of help environment win over it. Paths are relative to the directory in
 which gorun is started.
@@ -163,6 +187,16 @@ which gorun is started.
   args = ["-epochs", "3"]
   wdir = "/tmp"                   # --wdir
   device = "host"                 # --device
+
+  [[host]]                        # -H; a table for each host
+  name = "a"                      # the only key that a host must have
+  slots = 8                       # default 1
+  [[host]]
+  name = "b"
+  address = "10.0.0.7"            # where ssh finds it; the name without it
+  user = "me"
+  port = 2222
+  slots = 8
 
   [env]                           # -x NAME=VALUE
   NCCL_DEBUG = "INFO"
@@ -175,6 +209,16 @@ which gorun is started.
   stdin = "none"                  # --stdin
   keep_launcher_env = false       # --keep-launcher-env
   report = "report.json"          # --report
+  map_by = "slot"                 # --map-by
+  oversubscribe = false           # --oversubscribe
+  hostfile = "hosts"              # --hostfile, instead of [[host]]
+  rm = "none"                     # --rm
+  ssh_config = "ssh_config"       # --ssh-config
+  accept_new_host_keys = false    # --accept-new-host-keys
+  rsh = "ssh -q"                  # --rsh, instead of the built-in ssh client
+  connect_timeout = "1m"          # --connect-timeout
+  port_range = "40000-40100"      # --port-range
+  stage = ["data.bin"]            # --stage; "none": send not even the program
 
 A key that is not listed here is an error. gorun config validate FILE checks a file.
 `

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -39,19 +40,7 @@ func launch(args []string, io stdio) int {
 		fmt.Fprint(io.err, shortHelp)
 		return launcher.ExitUsage
 	}
-	prog, err := launcher.FindProgram(job.Program, os.Getenv("PATH"))
-	if err != nil {
-		return fail(io, err)
-	}
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost"
-	}
-	dir, err := os.Getwd()
-	if err != nil && !strings.HasPrefix(job.Dir, "/") {
-		return fail(io, &launcher.StartError{Code: launcher.ExitCannotRun, Msg: "the current directory is gone; cd to one that is there, or give --wdir", Err: err})
-	}
-	plan, err := job.Plan(launcher.Facts{Program: prog, Host: host, Dir: dir, Environ: os.Environ()})
+	plan, err := planOf(job, io, q.verbose)
 	if err != nil {
 		return fail(io, err)
 	}
@@ -71,8 +60,8 @@ func launch(args []string, io stdio) int {
 	if q.json {
 		return fail(io, usagef("--json goes with --dry-run; for a report of a run use --report FILE"))
 	}
-	if cpus := runtime.NumCPU(); q.verbose && len(plan.Ranks) > cpus {
-		fmt.Fprintf(io.err, "gorun: %d ranks share %d cores\n", len(plan.Ranks), cpus)
+	if n, cpus := localRanks(plan), runtime.NumCPU(); q.verbose && n > cpus {
+		fmt.Fprintf(io.err, "gorun: %d ranks share %d cores\n", n, cpus)
 	}
 	acct := launcher.Run(context.Background(), plan, launcher.Options{Stdin: io.in, HasStdin: true, Stdout: io.out, Stderr: io.err,
 		Signals: io.signals, Verbose: q.verbose, OwnProcess: true})
@@ -86,6 +75,72 @@ func launch(args []string, io stdio) int {
 		}
 	}
 	return acct.Code
+}
+
+// planOf works a job out with what is found on this host.
+func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
+	f := launcher.Facts{Environ: os.Environ()}
+	var err error
+	if f.Host, err = os.Hostname(); err != nil {
+		f.Host = "localhost"
+	}
+	if f.Dir, err = os.Getwd(); err != nil && !strings.HasPrefix(job.Dir, "/") {
+		return nil, &launcher.StartError{Code: launcher.ExitCannotRun, Msg: "the current directory is gone; cd to one that is there, or give --wdir", Err: err}
+	}
+	switch {
+	case job.Hostfile != "":
+		if f.Hostfile, err = launcher.ReadHostfile(job.Hostfile); err != nil {
+			return nil, err
+		}
+	case len(job.Hosts) == 0:
+		if f.Allocation, err = launcher.FindAllocation(job.RM, f.Environ); err != nil {
+			return nil, err
+		}
+		if verbose && f.Allocation.From != "" {
+			fmt.Fprintf(io.err, "gorun: hosts and slots are those of %s; --rm none ignores them\n", f.Allocation.From)
+		}
+		if verbose && f.Allocation.Note != "" {
+			fmt.Fprintf(io.err, "gorun: %s\n", f.Allocation.Note)
+		}
+		f.GPUs = launcher.VisibleGPUs("/", f.Environ)
+	}
+	var missing error
+	f.Program, missing = launcher.FindProgram(job.Program, os.Getenv("PATH"))
+	plan, err := job.Plan(f)
+	if missing != nil && (err != nil || !foundThere(plan)) {
+		return nil, hintCommand(missing, job)
+	}
+	return plan, err
+}
+
+// foundThere reports whether a program that this host lacks may be there where the ranks run: no rank runs here, and
+// either the program is looked up in PATH or nothing is to be sent.
+func foundThere(p *launcher.Plan) bool {
+	return localRanks(p) == 0 && (!strings.Contains(p.Program.Name, "/") || p.Remote.NoStage && strings.HasPrefix(p.Program.Name, "/"))
+}
+
+// localRanks counts the ranks that run on this host.
+func localRanks(p *launcher.Plan) int {
+	n := 0
+	for _, r := range p.Ranks {
+		if p.Hosts[r.Host].Local {
+			n++
+		}
+	}
+	return n
+}
+
+// hintCommand adds to the error for a missing program that a command of gorun's own has its name.
+func hintCommand(err error, job launcher.Job) error {
+	s, ok := errors.AsType[*launcher.StartError](err)
+	if !ok || s.Code != launcher.ExitNotFound || !slices.Contains(subcommands, job.Program) || strings.HasPrefix(job.Program, "__") {
+		return err
+	}
+	hint := "gorun " + job.Program
+	if job.NP != 0 && job.Program == "bench" {
+		hint += fmt.Sprintf(" -np %d", job.NP)
+	}
+	return &launcher.StartError{Code: s.Code, Msg: s.Error() + "; for gorun's own command say " + hint}
 }
 
 // lastWords is how long the account of a job that the user or its time has ended may take to be written: stderr may have
@@ -143,6 +198,9 @@ func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error)
 	var of launcher.Job
 	if file != "" {
 		if of, err = launcher.ReadJobFile(file); err != nil {
+			if _, herr := launcher.ReadHostfile(file); herr == nil {
+				return job, usagef("%s is no job file, but may be a hostfile: that is given with --hostfile %s", file, file)
+			}
 			return job, err
 		}
 		of.Args = append(of.Args, more...)

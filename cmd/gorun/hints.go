@@ -1,0 +1,64 @@
+package main
+
+import (
+	"strings"
+
+	"github.com/gorun-dev/gorun/launcher"
+)
+
+// elsewhere are flags of other launchers, without dashes and with - for _, and what to say instead.
+var elsewhere = []struct {
+	names string
+	hint  string
+}{
+	{"machinefile hosts-file default-hostfile", "a file with hosts is given with --hostfile FILE"},
+	{"hosts host-list hostlist nodelist include", "hosts are given with -H a:4,b:4, or in a file with --hostfile FILE"},
+	{"ppn perhost npernode N ntasks-per-node tasks-per-node nproc-per-node slots-per-host num-gpus", "N ranks on each host are --map-by ppr:N:node; N slots of a host are -H host:N"},
+	{"nnodes num-nodes nodes", "gorun starts all hosts itself, once: name them with -H a:8,b:8 or --hostfile FILE; inside an allocation it finds them"},
+	{"node-rank machine-rank rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr master-port standalone max-restarts",
+		"gorun is started once, on one host, and gives MASTER_ADDR and MASTER_PORT to the ranks itself: gorun -H a:8,b:8 PROGRAM"},
+	{"bind-to cpu-bind bind-cores-to-rank binding membind cpus-per-proc cpus-per-rank rank-by report-bindings", "gorun places ranks on hosts (--map-by), and binds them to no cores"},
+	{"nolocal", "leave this host out of -H or the hostfile"},
+	{"env genv export E", "a variable for the ranks is given with -x NAME=VALUE"},
+	{"envall genvall envlist genvlist envnone genvnone", "ranks on this host inherit all variables, those on other hosts get NCCL_* and what -x NAME names"},
+	{"mca pmixmca prtemca gmca", "gorun has no such parameters; gorun help lists its flags"},
+	{"allow-run-as-root", "gorun needs no leave to run as root"},
+	{"l prepend-rank prefix-output label tag", "each line gets its rank with --tag-output"},
+	{"wd cwd chdir D", "the working directory is given with --wdir DIR"},
+	{"launcher bootstrap plm-rsh-agent launcher-exec ssh", "another way to the hosts is given with --rsh CMD"},
+	{"rmk", "the allocation to use is given with --rm slurm, pbs or none"},
+	{"preload-files preload-binary bcast", "the program is sent where it is missing; files are sent with --stage FILE"},
+	{"c ntasks", "the number of ranks is given with -np N"},
+	{"p ssh-port port", "a port is given with the host: -H ssh://host:port"},
+	{"configfile app appfile", "a job is described in TOML: see gorun help job-file"},
+}
+
+// hintFor says what to use instead of a flag of another launcher, "" if it is none of those.
+func hintFor(name string) string {
+	bare := strings.ReplaceAll(strings.TrimLeft(name, "-"), "_", "-")
+	for _, e := range elsewhere {
+		for word := range strings.FieldsSeq(e.names) {
+			if bare == word {
+				return e.hint
+			}
+		}
+	}
+	return ""
+}
+
+func unknownFlag(name string) error {
+	var all []string
+	for _, d := range flagDefs {
+		all = append(all, d.names...)
+	}
+	e := &launcher.UsageError{Msg: "unknown flag " + name, Hint: hintFor(name)}
+	if e.Hint != "" {
+		return e
+	}
+	if near := launcher.Nearest(name, all); near != "" {
+		e.Hint = "did you mean " + near + "?"
+	} else {
+		e.Hint = "see gorun help; flags of the program come after it"
+	}
+	return e
+}
