@@ -171,7 +171,8 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 			return choice{}, a.error(err)
 		}
 	}
-	msg := &message{kind: kindCall, calls: m.calls, require: cp.opts.require, place: a.place, text: callsText(calls), desc: nccl.Describe(calls), layout: layout}
+	msg := &message{kind: kindCall, calls: m.calls, require: cp.opts.require, place: a.place, text: callsText(calls), desc: nccl.Describe(calls), layout: layout,
+		never: cp.opts.never, idle: m.c.IdleWindows(cp.opts.require == nccl.Window)}
 	what := a.what(calls)
 	msgs, err := cp.meet(cp.ctx, m, msg, what)
 	if errors.Is(err, errTooLarge) {
@@ -191,12 +192,15 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 	m.hash = addHash(m.hash, msg.desc)
 
 	w := weakest(choices)
-	layouts := make([][]byte, len(msgs))
+	layouts, idle := make([][]byte, len(msgs)), make([][]byte, len(msgs))
 	for r, other := range msgs {
-		layouts[r] = other.layout
+		layouts[r], idle[r] = other.layout, other.idle
+	}
+	if err := m.c.DropWindows(idle); err != nil {
+		return choice{}, a.error(err)
 	}
 	if w.mode == nccl.Window {
-		if err := a.windows(calls, layouts, choices); err != nil {
+		if err := a.windows(calls, layouts, choices, neverOf(msgs)); err != nil {
 			return choice{}, err
 		}
 		w = weakest(choices)
@@ -216,29 +220,52 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 	return w, nil
 }
 
-// windows makes the windows of a call, with all members. Where the library has none the call is registered only, on all members alike.
-func (a *admission) windows(calls []nccl.Call, layouts [][]byte, choices []choice) error {
+// windows finds, or makes with all members, the windows of a call. Where there are none it is registered only, on all members alike. never says why none are made unasked,
+// "" where they are.
+func (a *admission) windows(calls []nccl.Call, layouts [][]byte, choices []choice, never string) error {
 	cp, m := a.cp, a.m
-	mode, release, err := m.c.PrepareWindow(cp.ctx, calls, layouts, cp.opts.require == nccl.Window)
+	wish := nccl.WindowAuto
+	switch {
+	case cp.opts.require == nccl.Window:
+		wish = nccl.WindowDemanded
+	case never != "":
+		wish = nccl.WindowNever
+	}
+	mode, why, release, err := m.c.PrepareWindow(cp.ctx, calls, layouts, wish)
 	cp.st.windows = append(cp.st.windows, release)
 	if err != nil {
 		return a.error(err)
-	}
-	if mode == nccl.Window {
-		return nil
-	}
-	why := "the program made none of these buffers (Comm.Window), or the library uses none for such calls"
-	if ok, text := m.c.WindowSupport(); !ok {
-		why = text
 	}
 	if !reaches(mode, cp.opts.require) {
 		m.settled = true
 		return a.differ(&difference{fmt.Sprintf("mode %s is required, but there is no window: %s", cp.opts.require, why), ErrMode})
 	}
+	switch {
+	case mode != nccl.Window:
+		why = "no window: " + why
+		if wish == nccl.WindowNever {
+			why += "; and makes none: " + never
+		}
+	case why != "":
+		why = "window: " + why
+	}
 	for i, c := range choices {
-		choices[i] = choice{mode, c.reason + "; no window: " + why}
+		choices[i].mode = mode
+		if why != "" {
+			choices[i].reason = c.reason + "; " + why
+		}
 	}
 	return nil
+}
+
+// neverOf says which member makes no windows unasked, and why; "" where all do.
+func neverOf(msgs []*message) string {
+	for r, m := range msgs {
+		if m.never != "" {
+			return fmt.Sprintf("%s on rank %d", m.never, r)
+		}
+	}
+	return ""
 }
 
 // agree compares what all members brought and chooses the mode of each call. All members come to the same.

@@ -91,6 +91,9 @@ func (cp *capture) do(fn func(*cuda.Stream) error) (*Graph, error) {
 		}
 	}()
 	cp.lease()
+	if err := cp.opts.environment(); err != nil {
+		cp.fail(fateFailed, fmt.Errorf("%v: %w", cp, err))
+	}
 	var tmpl *cuda.Graph
 	if cp.err == nil {
 		tmpl = cp.run(fn)

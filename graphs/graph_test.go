@@ -249,7 +249,7 @@ func TestCloseInFlight(t *testing.T) {
 			return fmt.Errorf("memory was not freed: %w", errors.Join(ctx.Err(), err))
 		}
 		return err
-	})
+	}, noWindows)
 }
 
 func TestCloseCommWithLiveGraphs(t *testing.T) {

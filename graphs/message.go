@@ -11,7 +11,7 @@ import (
 )
 
 // messageVersion is the first byte of a message: ranks of one job may run different builds.
-const messageVersion = 1
+const messageVersion = 2
 
 // maxText bounds what a message carries for people (a panic's text can be of any length).
 const maxText = 2 << 10
@@ -35,6 +35,8 @@ type message struct {
 	text   string // of a call: the call; of an end: why it failed, "" for success
 	desc   []byte // kindCall: what must agree
 	layout []byte // kindCall: where the buffers lie
+	never  string // kindCall: why this rank makes no windows unasked, "" if it may
+	idle   []byte // kindCall: which windows this rank does without (nccl.Comm.IdleWindows)
 
 	sends, recvs []transfer // kindPair: what is open between the two
 
@@ -72,6 +74,8 @@ func (m *message) encode() []byte {
 	b = appendBytes(b, cut(m.text))
 	b = appendBytes(b, m.desc)
 	b = appendBytes(b, m.layout)
+	b = appendBytes(b, cut(m.never))
+	b = appendBytes(b, m.idle)
 	for _, list := range [2][]transfer{m.sends, m.recvs} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, t := range list {
@@ -159,6 +163,8 @@ func decodeMessage(b []byte) (*message, error) {
 	m.text = r.string()
 	m.desc = r.bytes()
 	m.layout = r.bytes()
+	m.never = r.string()
+	m.idle = r.bytes()
 	for _, list := range [2]*[]transfer{&m.sends, &m.recvs} {
 		// A transfer takes at least four bytes, so a damaged count cannot make this loop long.
 		for range r.uvarint() {

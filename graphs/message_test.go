@@ -14,7 +14,8 @@ import (
 )
 
 var messages = map[string]*message{
-	"call": {kind: kindCall, calls: 3, require: nccl.Window, place: "train.go:41", text: "all-reduce of 8 float32, sum", desc: []byte{1, 2, 3}, layout: []byte("layout")},
+	"call": {kind: kindCall, calls: 3, require: nccl.Window, place: "train.go:41", text: "all-reduce of 8 float32, sum", desc: []byte{1, 2, 3}, layout: []byte("layout"),
+		never: "GORUN_WINDOWS=off", idle: []byte{0, 1}},
 	"pair": {kind: kindPair, calls: 300, place: "a.go:1",
 		sends: []transfer{{typ: cuda.Float32DType, count: 1 << 40, place: "a.go:2", layout: []byte{9}}, {typ: cuda.Int8DType}},
 		recvs: []transfer{{typ: cuda.Float64DType, count: 1}}},

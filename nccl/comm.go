@@ -720,6 +720,8 @@ type Stats struct {
 	GraphHolds     int    // registrations held by graphs
 	PendingRelease int    // registrations of closed graphs not given back yet
 	PeerMappings   int    // mappings of peers' memory in this process
+	Windows        int    // windows that captured calls have got, on a GPU
+	PendingWindows int    // of them those of memory that the program has freed: given back, with it, at the next captured call or at Close
 }
 
 // Stats reads the counters. The payload of a call is what it sends and what it receives on this rank.
@@ -732,8 +734,12 @@ func (c *Comm) Stats() Stats {
 		s.PendingRelease += r.pending
 	}
 	closed := c.closed
+	l, isLibrary := c.be.(*library)
+	if isLibrary {
+		s.Windows, s.PendingWindows = l.windowStats()
+	}
 	c.mu.Unlock()
-	if l, ok := c.be.(*library); ok {
+	if isLibrary {
 		s.PendingRelease += l.pendingRelease()
 	}
 	if !closed {

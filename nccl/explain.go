@@ -55,7 +55,7 @@ func (l *library) explain(line func(what, format string, args ...any)) {
 	if why := l.unableWhy(); why != "" {
 		line("windows", "no: %s", why)
 	} else {
-		line("windows", "yes: for captured all-reduce, all-gather and reduce-scatter")
+		line("windows", "yes: for captured all-reduce, all-gather and reduce-scatter, %s", unaskedText(len(l.c.ranks)))
 	}
 	if err := l.sys.Need(ncclsys.WindowPointers); err != nil {
 		line("addresses of windows", "no: %v", err)

@@ -29,7 +29,7 @@ type library struct {
 	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". The user's registrations are with main.
 	p2p ncclsys.Comm
 
-	panes    []*pane                // windows that captured calls demanded; the goroutine that makes the calls has them
+	panes    []*pane                // windows that captured calls have got; changed by the goroutine that makes the calls, under Comm.mu
 	unable   atomic.Pointer[string] // why there are no windows, nil if there may be
 	graphErr error                  // settings under which captured calls hang
 	warned   []dl.Finding           // settings that the user should know of

@@ -136,9 +136,9 @@ func TestWindowKeys(t *testing.T) {
 		return l.encodeForTest()
 	}
 	call := Call{Op: OpAllReduce, Count: 1, Send: cuda.Range{Mem: a}, Recv: cuda.Range{Mem: b}}
-	got, err := windowKeys([]Call{call}, [][]byte{layout(OpAllReduce, 1, 2, 0), layout(OpAllReduce, 7, 7, 0)})
-	if err != nil {
-		t.Fatal(err)
+	got, whole, err := windowKeys([]Call{call}, [][]byte{layout(OpAllReduce, 1, 2, 0), layout(OpAllReduce, 7, 7, 0)})
+	if err != nil || !whole {
+		t.Fatalf("whole %t, error %v, want true and none", whole, err)
 	}
 	var ids []string
 	for _, k := range got {
@@ -147,15 +147,38 @@ func TestWindowKeys(t *testing.T) {
 	if d := cmp.Diff(ids, []string{"1 7 ", "2 7 "}); d != "" {
 		t.Errorf("got(-) want(+):\n%s", d)
 	}
-	if got, err := windowKeys([]Call{call}, [][]byte{layout(OpAllReduce, 1, 2, 0), layout(OpAllReduce, 7, 7, 4096)}); got != nil || err != nil {
-		t.Errorf("sizes that differ: %v, %v", got, err)
+	if got, whole, err := windowKeys([]Call{call}, [][]byte{layout(OpAllReduce, 1, 2, 0), layout(OpAllReduce, 7, 7, 4096)}); got != nil || whole || err != nil {
+		t.Errorf("sizes that differ: %v, %t, %v", got, whole, err)
 	}
 	call.Op = OpBroadcast
-	if got, err := windowKeys([]Call{call}, [][]byte{layout(OpBroadcast, 1, 2, 0), layout(OpBroadcast, 7, 7, 0)}); got != nil || err != nil {
-		t.Errorf("broadcast: %v, %v", got, err)
+	if got, whole, err := windowKeys([]Call{call}, [][]byte{layout(OpBroadcast, 1, 2, 0), layout(OpBroadcast, 7, 7, 0)}); got != nil || whole || err != nil {
+		t.Errorf("broadcast: %v, %t, %v", got, whole, err)
 	}
-	if _, err := windowKeys([]Call{call}, [][]byte{{1, 2}}); err == nil {
+	if _, _, err := windowKeys([]Call{call}, [][]byte{{1, 2}}); err == nil {
 		t.Error("a broken layout is no error")
+	}
+}
+
+func TestWindowLimit(t *testing.T) {
+	for ranks, want := range map[int]uint64{1: 0, 2: 32 << 10, 3: 32 << 10, 4: 32 << 10, 5: 0, 8: 0} {
+		if got := windowLimit(ranks); got != want {
+			t.Errorf("%d ranks: got %d, want %d", ranks, got, want)
+		}
+	}
+	for _, tc := range []struct {
+		ranks int
+		size  uint64
+		want  string
+	}{
+		{2, 32, ""},
+		{3, 32 << 10, ""},
+		{2, 32<<10 + 1, "it would be of 32769 bytes, and with more than 32 KiB a call in it can be slower"},
+		{4, 2 << 20, "it would be of 2 MiB, and with more than 32 KiB a call in it can be slower"},
+		{8, 32, "whether windows are faster with 8 ranks was not measured"},
+	} {
+		if got := unasked(tc.ranks, tc.size); got != tc.want {
+			t.Errorf("%d ranks, %d bytes: got %q, want %q", tc.ranks, tc.size, got, tc.want)
+		}
 	}
 }
 

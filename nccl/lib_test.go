@@ -352,6 +352,7 @@ func TestLibraryCalls(t *testing.T) {
 		add("CommRegister bytes=8192", "CommRegister bytes=8192") // not with the one for point to point
 		add("AllReduce n=4 type=7 red=0 root=0")
 		add("GroupStart", fmt.Sprintf("Send n=5 type=2 peer=%d", 1-job.Rank()), fmt.Sprintf("Recv n=5 type=2 peer=%d", 1-job.Rank()), "GroupEnd")
+		add("CommWindowRegister bytes=8192 flags=1", "CommWindowRegister bytes=8192 flags=1") // small memory, captured
 		add("AllReduce n=4 type=7 red=0 root=0")
 		got := libraryLog()
 		if n := len(want); len(got) < n || !slices.Equal(got[:n], want) {
@@ -364,7 +365,8 @@ func TestLibraryCalls(t *testing.T) {
 			count[line]++
 		}
 		self := fmt.Sprintf("Send n=1 type=1 peer=%d", job.Rank())
-		if count["CommDeregister h=0x77"] != 2 || count[self] == 0 || count[self]%22 != 0 || count["CommAbort"] != 0 {
+		if count["CommDeregister h=0x77"] != 2 || count[self] == 0 || count[self]%22 != 0 || count["CommAbort"] != 0 ||
+			count["CommWindowDeregister"] != 2 {
 			return fmt.Errorf("after the capture:\n%s", strings.Join(rest, "\n"))
 		}
 		end := rest[len(rest)-4:]

@@ -159,58 +159,71 @@ func (w *libWindow) close() error {
 	return l.settle(context.Background(), l.main, l.c.timeout)
 }
 
-// pane is a window that captured calls have demanded. It stays until no member's graphs use it, which the members find when the next one is
-// demanded, or until the communicator's end: the library's windows come and go in one order on all members, or addresses are no longer the same.
+// pane is a window that captured calls have got. It stays until no member needs it (see idle), which they find when the next call is captured, or until the
+// communicator's end: the library's windows come and go in one order on all members, or addresses are no longer the same.
 type pane struct {
-	ids   string // allocations on all members
-	mem   *cuda.Memory
-	raw   rawWindow
-	hold  *cuda.Hold
-	users int // graphs of this rank; guarded by Comm.mu
+	ids     string // allocations on all members
+	mem     *cuda.Memory
+	raw     rawWindow
+	hold    *cuda.Hold
+	unasked bool // made without a demand: for all later calls, too, until its memory is freed
+	users   int  // graphs of this rank; guarded by Comm.mu
 }
 
-// PrepareWindow finds whether a captured group runs in windows, when all members could have them: layouts are by rank. It does where the program has made
-// windows of the buffers (Comm.Window), and with demand, which is equal on all members, makes those that are missing. It returns the mode that the
-// members have, Window or Graph, and what the graph calls when it is gone. Collective. For libraries.
-func (c *Comm) PrepareWindow(ctx context.Context, group []Call, layouts [][]byte, demand bool) (mode Mode, release func(), err error) {
-	release = func() {}
+// idle reports whether this rank does without the window, when others are made by demand, or not. Comm.mu is held.
+func (p *pane) idle(demand bool) bool { return p.users == 0 && (demand && !p.unasked || p.mem.Freed()) }
+
+// WindowWish is which windows a capture makes beside those that the program has made (Comm.Window).
+type WindowWish uint8
+
+const (
+	WindowNever    WindowWish = iota // none
+	WindowAuto                       // in memory so small that every call in it is faster with one, as far as that was measured
+	WindowDemanded                   // of whatever the calls use
+)
+
+// PrepareWindow finds whether a captured group runs in windows, when all members could have them: layouts are by rank. It does where there are windows of the
+// buffers, made by the program or for earlier calls, and makes missing ones as wish, which is equal on all members, says. It returns the mode that the members have,
+// Window or Graph, why, and what the graph calls when it is gone. Collective. For libraries.
+func (c *Comm) PrepareWindow(ctx context.Context, group []Call, layouts [][]byte, wish WindowWish) (mode Mode, why string, release func(), err error) {
 	l, ok := c.be.(*library)
 	if !ok {
-		return Window, release, nil
+		return Window, "", func() {}, nil
 	}
-	keys, err := windowKeys(group, layouts)
+	keys, whole, err := windowKeys(group, layouts)
 	if err != nil {
-		return 0, release, c.errorf("prepare", err)
+		return 0, "", func() {}, c.errorf("prepare", err)
 	}
-	if ok, _ := c.WindowSupport(); !ok || keys == nil {
-		return Graph, release, nil
-	}
-	if demand {
-		if err := l.closeDead(ctx); err != nil {
-			return 0, release, c.errorf("prepare", err)
-		}
-	}
-	var used []*pane
+	var used []*pane // also where the group as a whole does not: the library does not ask
+	var missing []windowed
+	asked := true
 	for _, k := range keys {
 		if c.covers(k) {
 			continue
 		}
-		i := slices.IndexFunc(l.panes, func(p *pane) bool { return p.ids == k.ids })
-		if i < 0 {
-			if !demand {
-				return Graph, release, nil
-			}
-			p, err := l.newPane(ctx, k)
-			if err != nil {
-				return 0, release, c.errorf("prepare", err)
-			}
-			if p == nil {
-				return Graph, release, nil
-			}
-			i = len(l.panes)
-			l.panes = append(l.panes, p)
+		if i := slices.IndexFunc(l.panes, func(p *pane) bool { return p.ids == k.ids }); i >= 0 {
+			used = append(used, l.panes[i])
+			asked = asked && !l.panes[i].unasked
+		} else if !slices.ContainsFunc(missing, func(m windowed) bool { return m.ids == k.ids }) {
+			missing = append(missing, k)
 		}
-		used = append(used, l.panes[i])
+	}
+	why = l.without(missing, whole, wish)
+	if why == "" && len(missing) > 0 {
+		made, lack, err := l.newPanes(ctx, missing, wish == WindowAuto)
+		if err != nil {
+			return 0, "", func() {}, c.errorf("prepare", err)
+		}
+		used = append(used, made...)
+		asked = asked && wish == WindowDemanded
+		why = lack
+	}
+	mode = Graph
+	if why == "" {
+		mode, why = Window, "the program made or demanded it"
+		if !asked {
+			why = fmt.Sprintf("in memory of up to %s it is faster in all calls", bytesText(windowLimit(len(c.ranks))))
+		}
 	}
 	count := func(n int) {
 		c.mu.Lock()
@@ -220,7 +233,27 @@ func (c *Comm) PrepareWindow(ctx context.Context, group []Call, layouts [][]byte
 		}
 	}
 	count(1)
-	return Window, sync.OnceFunc(func() { count(-1) }), nil
+	return mode, why, sync.OnceFunc(func() { count(-1) }), nil
+}
+
+// without says why the calls have no windows: those that are missing are not to be made, or cannot be. "": they have, or will have.
+func (l *library) without(missing []windowed, whole bool, wish WindowWish) string {
+	switch why := l.unableWhy(); {
+	case why != "":
+		return why
+	case !whole:
+		return "the library uses none for such calls, or the members' memory differs in size"
+	case len(missing) > 0 && wish == WindowNever:
+		return "the program made none of these buffers (Comm.Window)"
+	}
+	if wish == WindowAuto {
+		for _, k := range missing {
+			if why := unasked(len(l.c.ranks), k.mem.Size()); why != "" {
+				return why
+			}
+		}
+	}
+	return ""
 }
 
 // covers reports whether the program's windows have the buffers of all members.
@@ -237,6 +270,52 @@ func (c *Comm) covers(k windowed) bool {
 	})
 }
 
+// newPanes makes windows, on all members or none: lack says, with the same text on all, why there are none.
+func (l *library) newPanes(ctx context.Context, keys []windowed, unasked bool) (made []*pane, lack string, err error) {
+	var errs []error
+	for _, k := range keys { // all of them, also after one that failed here: the others wait in the library
+		p, err := l.newPane(ctx, k)
+		if err != nil {
+			errs = append(errs, err)
+		} else if p != nil {
+			p.unasked = unasked
+			made = append(made, p)
+		}
+	}
+	own := []byte{}
+	switch {
+	case len(errs) > 0:
+		own = append(own, errs[0].Error()...)
+	case len(made) < len(keys):
+		own = append(own, l.unableWhy()...)
+	}
+	all, meetErr := l.c.Meet(ctx, own, "windows of a captured call")
+	if meetErr != nil {
+		return nil, "", meetErr // the end of the capture, or of the communicator
+	}
+	for r, b := range all {
+		if lack == "" && len(b) > 0 {
+			lack = fmt.Sprintf("rank %d: %s", r, b)
+		}
+	}
+	if lack == "" {
+		l.c.mu.Lock()
+		l.panes = append(l.panes, made...)
+		l.c.mu.Unlock()
+		return made, "", nil
+	}
+	for _, p := range made {
+		if l.c.failed.Load() == nil {
+			p.raw.close()
+		}
+		p.hold.Release()
+	}
+	if unasked && l.unable.Load() == nil {
+		l.unable.Store(&lack) // the next try would end as this one
+	}
+	return nil, lack, nil
+}
+
 func (l *library) newPane(ctx context.Context, k windowed) (*pane, error) {
 	hold, err := k.mem.Hold("window of communicator "+l.c.name, false)
 	if err != nil {
@@ -250,55 +329,81 @@ func (l *library) newPane(ctx context.Context, k windowed) (*pane, error) {
 	return &pane{ids: k.ids, mem: k.mem, raw: raw, hold: hold}, nil
 }
 
-// closeDead ends the windows that no member's graphs use any more.
-func (l *library) closeDead(ctx context.Context) error {
-	c := l.c
-	if len(l.panes) == 0 {
-		return nil // the same on all members
+// IdleWindows says, one byte each, which of the windows that captures have made this rank does without: those of freed memory that no graph uses, and with demand, where
+// the call that is captured demands windows, those that earlier ones had demanded. Members exchange it with the description of a captured call; DropWindows of what
+// all have said follows. For libraries.
+func (c *Comm) IdleWindows(demand bool) []byte {
+	l, ok := c.be.(*library)
+	if !ok || len(l.panes) == 0 {
+		return nil
 	}
-	own := make([]byte, len(l.panes))
+	idle := make([]byte, len(l.panes))
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	for i, p := range l.panes {
-		if p.users > 0 {
-			own[i] = 1
+		if p.idle(demand) {
+			idle[i] = 1
 		}
 	}
-	c.mu.Unlock()
-	all, err := c.Meet(ctx, own, "windows in use")
-	if err != nil {
-		return err
+	return idle
+}
+
+// DropWindows ends the windows that no member needs. idle is by rank. Collective. For libraries.
+func (c *Comm) DropWindows(idle [][]byte) error {
+	l, ok := c.be.(*library)
+	if !ok {
+		return nil
+	}
+	for r, b := range idle {
+		if len(b) != len(l.panes) {
+			return c.errorf("drop windows", fmt.Errorf("rank %d has %d windows, this rank %d", r, len(b), len(l.panes)))
+		}
 	}
 	var left, dead []*pane
 	for i, p := range l.panes {
-		used := false
-		for r, b := range all {
-			if len(b) != len(own) {
-				return fmt.Errorf("rank %d has %d windows, this rank %d", r, len(b), len(own))
-			}
-			used = used || b[i] != 0
-		}
-		if used {
+		if slices.ContainsFunc(idle, func(b []byte) bool { return b[i] == 0 }) {
 			left = append(left, p)
 		} else {
 			dead = append(dead, p)
 		}
 	}
+	if len(dead) == 0 {
+		return nil
+	}
+	c.mu.Lock()
 	l.panes = left
+	c.mu.Unlock()
 	var errs []error
 	for _, p := range dead {
 		errs = append(errs, p.raw.close())
 		p.hold.Release()
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return c.errorf("drop windows", err)
+	}
+	return nil
 }
 
 // closePanes follows the communicator's end.
 func (l *library) closePanes() {
-	for _, p := range l.panes {
+	l.c.mu.Lock()
+	panes := l.panes
+	l.panes = nil
+	l.c.mu.Unlock()
+	for _, p := range panes {
 		p.raw.close()
 		l.c.letGo(p.hold)
 	}
-	l.panes = nil
+}
+
+// windowStats counts the windows that captures have made, and those of them whose memory the program has freed. Comm.mu is held.
+func (l *library) windowStats() (made, pending int) {
+	for _, p := range l.panes {
+		if p.mem.Freed() {
+			pending++
+		}
+	}
+	return len(l.panes), pending
 }
 
 // windowed is memory that wants a window.
@@ -308,44 +413,53 @@ type windowed struct {
 	mem   *cuda.Memory
 }
 
-// windowKeys is which windows a group wants, in an order that is the same on all members; nil where it wants none: the library uses windows for what has
-// buffers on all members, and wants them of equal size.
-func windowKeys(group []Call, layouts [][]byte) ([]windowed, error) {
+// windowKeys is which windows a group wants, in an order that is the same on all members. whole: all of its calls could run in windows. The library uses them for
+// what has buffers on all members, and wants them of equal size.
+func windowKeys(group []Call, layouts [][]byte) (keys []windowed, whole bool, err error) {
 	decoded := make([][]layoutCall, len(layouts))
 	for r, b := range layouts {
-		var err error
 		if decoded[r], err = decodeLayout(b); err != nil {
-			return nil, fmt.Errorf("rank %d: %w", r, err)
+			return nil, false, fmt.Errorf("rank %d: %w", r, err)
 		}
 		if len(decoded[r]) != len(group) {
-			return nil, fmt.Errorf("rank %d: layout of %d calls, want %d", r, len(decoded[r]), len(group))
+			return nil, false, fmt.Errorf("rank %d: layout of %d calls, want %d", r, len(decoded[r]), len(group))
 		}
 	}
-	var keys []windowed
+	whole = true
 	for i, call := range group {
-		if !symmetric(call.Op) {
-			return nil, nil
-		}
 		if call.Count == 0 {
 			continue
 		}
+		if !symmetric(call.Op) {
+			whole = false
+			continue
+		}
 		for _, send := range []bool{true, false} {
-			k := windowed{mem: call.Recv.Mem}
-			if send {
-				k.mem = call.Send.Mem
+			k, ok := windowKey(call, decoded, i, send)
+			if ok {
+				keys = append(keys, k)
 			}
-			for _, calls := range decoded {
-				buf := calls[i].buffer(send)
-				if buf == nil || buf.memLen != k.mem.Size() {
-					return nil, nil
-				}
-				k.ids += fmt.Sprintf("%d ", buf.memory)
-				k.parts = append(k.parts, *buf)
-			}
-			keys = append(keys, k)
+			whole = whole && ok
 		}
 	}
-	return keys, nil
+	return keys, whole, nil
+}
+
+// windowKey is the window that one buffer of call i wants, if it can have one.
+func windowKey(call Call, decoded [][]layoutCall, i int, send bool) (k windowed, ok bool) {
+	k.mem = call.Recv.Mem
+	if send {
+		k.mem = call.Send.Mem
+	}
+	for _, calls := range decoded {
+		buf := calls[i].buffer(send)
+		if buf == nil || buf.memLen != k.mem.Size() {
+			return k, false
+		}
+		k.ids += fmt.Sprintf("%d ", buf.memory)
+		k.parts = append(k.parts, *buf)
+	}
+	return k, true
 }
 
 func (c *layoutCall) buffer(send bool) *layoutBuf {

@@ -47,6 +47,7 @@ var Vars = []Var{
 	{"JAX_COORDINATOR_ADDRESS", ByGorun, "JAX: MASTER_ADDR:MASTER_PORT"},
 
 	{"GORUN_DEVICE", ByUser, "device of the rank: host, an index or a UUID; gorun sets it where it places ranks on devices"},
+	{"GORUN_WINDOWS", ByUser, "off: captures make no windows unasked (graphs.NoWindows); default auto"},
 	{"GORUN_CUDA_LIB", ByUser, "file of NVIDIA's driver library, instead of libcuda.so.1 where it is found"},
 	{"GORUN_NCCL_LIB", ByUser, "file of NVIDIA's NCCL, instead of libnccl.so.2 where it is found"},
 	{"GORUN_MUSA_LIB", ByUser, "file of Moore Threads' driver library"},

@@ -292,6 +292,8 @@ API int ncclCommWindowRegister(struct comm *c, void *p, size_t n, struct window 
 				return fail(3, "aborted");
 			usleep(50);
 		}
+	if (word("window-fails") && c->rank == 1)
+		return fail(2, "no addresses are left");
 	*w = malloc(sizeof **w);
 	**w = (struct window){p, n, c->windows};
 	c->windows = *w;

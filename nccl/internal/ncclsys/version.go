@@ -144,7 +144,7 @@ var faults = []Fault{
 		Guard: "destroy the graphs, then abort"},
 	{ID: "window-abort", From: 22703, Before: 23007,
 		What:  "the kernels that use windows do not look at the abort: when a member dies in one, the communicator does not end, nor is the device free (read in 2.28's source; where it was mended is not known)",
-		Guard: "captured calls use windows only where the program makes or demands them; Close gives up the wait"},
+		Guard: "GORUN_WINDOWS=off or graphs.NoWindows: captured calls make no windows unasked; Close gives up the wait"},
 	{ID: "graph-reclaim-interval", From: 22703, Before: 1 << 30,
 		What:  "what a destroyed graph registered is given back only at every 11th launch or at finalize",
 		Guard: "11 groups of in-place send and receive to oneself"},
