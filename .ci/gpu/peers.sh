@@ -13,8 +13,9 @@ Measures collectives by gorun-bench, nccl-tests and PyTorch in rounds, one progr
   peers.json   each tool's times of each operation, size and kind of calls, in each round; median,
                least, greatest; ratios of the medians and their geometric means; which bars are missed
   peers.txt    the same as a table
-  raw/         what each program printed
+  raw.tar.gz   what each program printed (raw/ while it runs)
 
+A signal that ends it has it write what there is.
 Exit code 0: no bar is missed; 1: one is, or a program failed; 2: wrong command line.
 
   --nccl-tests DIR  where all_reduce_perf, all_gather_perf, reduce_scatter_perf, broadcast_perf and
@@ -133,13 +134,34 @@ if [ -n "$multicast" ]; then
 fi
 
 raw=$out/raw
-[ ! -e "$raw" ] || die "--out $out: has results already"
+[ ! -e "$raw" ] && [ ! -e "$out/peers.json" ] || die "--out $out: has results already"
 mkdir -p "$raw" || die "make $raw: no"
 
+# summary writes the files; its exit code is the script's.
+summary() {
+	local code
+	gorun-bench compare -json "$out/peers.json" "$raw" >"$out/peers.txt"
+	code=$?
+	tar czf "$out/raw.tar.gz" -C "$out" raw && rm -r "$raw"
+	cat "$out/peers.txt"
+	return $code
+}
+
 child=
-trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
+# ended CODE: by a signal.
+ended() {
+	trap '' INT TERM HUP
+	if [ -n "$child" ]; then
+		kill -TERM "$child" 2>/dev/null
+		wait "$child" # at most the 5 s of timeout -k
+	fi
+	rm -f "$raw"/*.part "$raw"/*.err
+	echo "ended by a signal after $SECONDS s" >>"$raw/left-out"
+	summary
+	exit "$1"
+}
+trap 'ended 130' INT
+trap 'ended 143' TERM HUP
 
 # over reports whether the time is up.
 over() { [ "$seconds" -gt 0 ] && [ $SECONDS -ge "$seconds" ]; }
@@ -219,7 +241,4 @@ for ((r = 1; r <= rounds; r++)); do
 	[ $took -le $longest ] || longest=$took
 done
 
-gorun-bench compare -json "$out/peers.json" "$raw" >"$out/peers.txt"
-code=$?
-cat "$out/peers.txt"
-exit $code
+summary

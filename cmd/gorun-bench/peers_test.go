@@ -24,6 +24,7 @@ const peersScript = "../../.ci/gpu/peers.sh"
 type peersTest struct {
 	t        *testing.T
 	dir, out string
+	wrapped  bool // by the script peers
 }
 
 func newPeers(t *testing.T) *peersTest {
@@ -83,6 +84,9 @@ func (p *peersTest) run(args ...string) (text string, code int) {
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, bash, append([]string{peersScript}, args...)...)
+	if wrapper := filepath.Join(p.dir, "peers"); p.wrapped {
+		cmd = exec.CommandContext(ctx, wrapper, append([]string{peersScript}, args...)...)
+	}
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, "NCCL_") || strings.HasPrefix(kv, "GORUN_") && !strings.HasPrefix(kv, "GORUN_CI=") || strings.HasPrefix(kv, "NVSHMEM_") || strings.HasPrefix(kv, "TORCH_")
 	}), "NCCL_DEBUG=INFO")
@@ -136,6 +140,14 @@ func TestPeers(t *testing.T) {
 	table, err := os.ReadFile(filepath.Join(p.out, "peers.txt"))
 	if err != nil || !strings.HasSuffix(text, string(table)) || !strings.Contains(text, "failed        1.250, want <= 1.08  time to nccl-tests', eager, each: all-reduce 8 1.250\n") {
 		t.Errorf("error %v, output:\n%s", err, text)
+	}
+
+	files, err := os.ReadDir(p.out)
+	if err != nil || len(files) != 3 {
+		t.Errorf("%d files, error %v, want 3", len(files), err)
+	}
+	if raw := readTar(t, filepath.Join(p.out, "raw.tar.gz")); len(raw) != 14 || !strings.Contains(raw["raw/01.nccl-tests.sendrecv.captured.txt"], " 12.00 ") {
+		t.Errorf("raw: %q", raw)
 	}
 
 	// The order of the programs, and their command lines.
@@ -238,6 +250,24 @@ func TestPeersSeconds(t *testing.T) {
 	}
 }
 
+// TestPeersSignal: what has been measured is not lost, and the program that runs is ended.
+func TestPeersSignal(t *testing.T) {
+	p := newPeers(t)
+	p.script("perf/broadcast_perf", `trap 'log ended; exit 1' TERM
+kill -TERM $(cat '`+p.dir+`/pid'); while :; do sleep 0.1; done`)
+	p.wrapped = true
+	p.script("peers", `echo $$ >'`+p.dir+`/pid'; exec bash "$@"`)
+	text, code := p.run(p.all("--rounds", "1", "--ops", "all-reduce,broadcast")...)
+	var c comparison
+	readJSON(t, filepath.Join(p.out, "peers.json"), &c)
+	if code != 143 || len(c.Points) != 4 || len(c.LeftOut) != 1 || !strings.HasPrefix(c.LeftOut[0], "ended by a signal after ") {
+		t.Errorf("exit code %d, %+v\n%s", code, c, text)
+	}
+	if log := p.log(); log[len(log)-1] != "ended" {
+		t.Errorf("log: %q", log)
+	}
+}
+
 // TestPeersHost lets gorun-bench measure, on the host platform, and compares what it really prints.
 func TestPeersHost(t *testing.T) {
 	p := newPeers(t)
@@ -284,7 +314,7 @@ func TestPeersUsage(t *testing.T) {
 		{p.all("--python", "nonesuch-python"), 2, "peers: --python: no program nonesuch-python\n"},
 	} {
 		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
-			text, code := (&peersTest{t, p.dir, p.out}).run(tt.args...)
+			text, code := (&peersTest{t: t, dir: p.dir, out: p.out}).run(tt.args...)
 			if code != tt.code || !strings.HasPrefix(text, tt.want) || tt.code != 0 && text != tt.want {
 				t.Errorf("exit code %d, output %q, want %d, %q", code, text, tt.code, tt.want)
 			}
