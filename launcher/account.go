@@ -309,7 +309,11 @@ func (a *Account) consequences() string {
 	}
 	var parts []string
 	for _, what := range order {
-		parts = append(parts, ranksText(groups[what])+" "+what)
+		ranks := groups[what]
+		if len(ranks) > 1 {
+			what = strings.Replace(what, "was ", "were ", 1)
+		}
+		parts = append(parts, ranksText(ranks)+" "+what)
 	}
 	if len(parts) == 0 {
 		return ""

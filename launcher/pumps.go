@@ -18,9 +18,8 @@ type pumps struct {
 	mux  *agentwire.Mux
 	wait sync.WaitGroup
 
-	mu        sync.Mutex // guards the rest
-	files     []*os.File
-	finishing bool
+	mu    sync.Mutex // guards the rest
+	files []*os.File
 }
 
 func newPumps(m *agentwire.Mux) *pumps { return &pumps{mux: m} }

@@ -62,7 +62,6 @@ type Options struct {
 
 	start func(context.Context, node.Config) (control, error) // nil: startNode
 	way   way.Way                                             // nil: as the plan says
-	line  string                                              // shell line that runs the agent on a host; "": this executable, where it is here
 	bind  netip.Addr                                          // where the nodes of all hosts listen; zero: where the others reach them
 }
 
