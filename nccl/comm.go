@@ -382,6 +382,9 @@ func breakAll(hs []Holder, cause error) {
 
 // usable is why the communicator does not work, nil while it does: its failure, with a look at what other members tell, and ErrClosed after Close.
 func (c *Comm) usable() error {
+	if c == nil {
+		return errNoComm
+	}
 	if f := c.failed.Load(); f != nil {
 		return f.err
 	}
@@ -398,34 +401,63 @@ func (c *Comm) usable() error {
 }
 
 func (c *Comm) errorf(op string, err error) error {
+	if c == nil {
+		return &Error{Op: op, Rank: -1, Err: err}
+	}
 	return &Error{Op: op, Comm: c.name, Rank: c.rank, Err: err}
 }
 
 // Name is the communicator's name, for messages.
-func (c *Comm) Name() string { return c.name }
+func (c *Comm) Name() string {
+	if c == nil {
+		return "nil"
+	}
+	return c.name
+}
 
-// Rank is this rank's number in the communicator.
-func (c *Comm) Rank() int { return c.rank }
+// Rank is this rank's number in the communicator, -1 of a nil *Comm.
+func (c *Comm) Rank() int {
+	if c == nil {
+		return -1
+	}
+	return c.rank
+}
 
-// Size is the number of members.
-func (c *Comm) Size() int { return len(c.ranks) }
+// Size is the number of members, 0 of a nil *Comm.
+func (c *Comm) Size() int {
+	if c == nil {
+		return 0
+	}
+	return len(c.ranks)
+}
 
 // JobRank is a member's rank in the job.
 func (c *Comm) JobRank(rank int) int { return c.ranks[rank] }
 
 // Device is this rank's device.
-func (c *Comm) Device() *cuda.Device { return c.dev }
+func (c *Comm) Device() *cuda.Device {
+	if c == nil {
+		return nil
+	}
+	return c.dev
+}
 
 // Job is the job that the communicator is part of.
 func (c *Comm) Job() *bootstrap.Job { return c.job }
 
 // String is "communicator world (rank 1 of 4)".
 func (c *Comm) String() string {
+	if c == nil {
+		return "no communicator"
+	}
 	return fmt.Sprintf("communicator %s (rank %d of %d)", c.name, c.rank, len(c.ranks))
 }
 
 // Err is nil while the communicator works, else why it does not: every later call returns it.
 func (c *Comm) Err() error {
+	if c == nil {
+		return c.errorf("use", errNoComm)
+	}
 	if f := c.failed.Load(); f != nil {
 		return c.errorf("use", f.err)
 	}
@@ -445,6 +477,9 @@ func (c *Comm) Err() error {
 // and fail with an error that names this rank, and where the cause is the end of a context also the ranks that have not come. It waits, half a
 // second at most, until what is enqueued here has ended. From any goroutine, more than once: the first cause stays.
 func (c *Comm) Abort(err error) error {
+	if c == nil {
+		return nil
+	}
 	c.mu.Lock()
 	closed := c.closed
 	c.mu.Unlock()
@@ -490,6 +525,9 @@ func (c *Comm) missing() string {
 // Drain gives back, without the other members, what closed graphs and registrations still hold here (mappings of peers' memory, the library's registrations).
 // What a replay in flight still uses stays until a Drain after it, or Close. Local.
 func (c *Comm) Drain(ctx context.Context) error {
+	if c == nil {
+		return nil
+	}
 	c.drainHolders()
 	if err := ctx.Err(); err != nil {
 		return c.errorf("drain", err)
@@ -547,6 +585,9 @@ func (c *Comm) drainHolders() {
 // were captured, and nothing is closed. Put it in a defer. Twice is fine. A Close after failure or Abort releases everything and returns nil.
 // Operations that are still enqueued when the wait ends fail, and Close returns an error that says so: synchronize the streams first.
 func (c *Comm) Close() error {
+	if c == nil {
+		return nil
+	}
 	c.drainHolders()
 	c.mu.Lock()
 	if c.closing || c.closed {
@@ -672,7 +713,8 @@ func (c *Comm) releaseAll(why error) {
 	}
 }
 
-// Split makes communicators of the members with equal color, ordered by key, then rank. A negative color takes no part and gives nil. Collective.
+// Split makes communicators of the members with equal color, ordered by key, then rank. A negative color takes no part and gives
+// nil: calls on that are errors, its Close, Abort and Drain do nothing. Collective.
 func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 	if err := c.usable(); err != nil {
 		return nil, c.errorf("split", err)
@@ -726,6 +768,9 @@ type Stats struct {
 
 // Stats reads the counters. The payload of a call is what it sends and what it receives on this rank.
 func (c *Comm) Stats() Stats {
+	if c == nil {
+		return Stats{}
+	}
 	s := Stats{Calls: c.calls.Load(), BytesDirect: c.direct.Load(), BytesStaged: c.staged.Load()}
 	c.mu.Lock()
 	s.Registrations = len(c.regs)

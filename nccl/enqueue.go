@@ -14,6 +14,9 @@ import (
 func Group(fn func() error, comms ...*Comm) (err error) {
 	var own []*Comm // each once
 	for _, c := range comms {
+		if c == nil {
+			return c.errorf("group", errNoComm)
+		}
 		if !slices.Contains(own, c) {
 			own = append(own, c)
 		}
@@ -77,6 +80,9 @@ func Group(fn func() error, comms ...*Comm) (err error) {
 
 // enqueue is every call's way: collected by a Group, or issued.
 func (c *Comm) enqueue(call Call) error {
+	if c == nil {
+		return c.errorf(call.Op.String(), errNoComm)
+	}
 	if c.grouping > 0 {
 		c.collected = append(c.collected, call)
 		return nil

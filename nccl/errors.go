@@ -23,16 +23,22 @@ var (
 // Error is an operation on a communicator that failed.
 type Error struct {
 	Op   string // "all-reduce #7"
-	Comm string
-	Rank int   // this rank, in the communicator
-	Err  error // errors.Is finds the sentinel
+	Comm string // "": there is none
+	Rank int    // this rank, in the communicator
+	Err  error  // errors.Is finds the sentinel
 }
 
 func (e *Error) Error() string {
+	if e.Comm == "" {
+		return fmt.Sprintf("nccl: %s: %v", e.Op, e.Err)
+	}
 	return fmt.Sprintf("nccl: %s on communicator %s, rank %d: %v", e.Op, e.Comm, e.Rank, e.Err)
 }
 
 func (e *Error) Unwrap() error { return e.Err }
+
+// errNoComm is what every operation on a nil *Comm gives.
+var errNoComm = causef(ErrArgument, "the communicator is nil: this rank has none (Split with a negative color gives nil)")
 
 // FullError is a Carve that does not fit into its arena.
 type FullError struct {

@@ -11,6 +11,9 @@ import (
 // Explain tells, one line a subject, how the communicator can reach users' buffers, and if not why not. What was never seen to work on
 // hardware is called unproven.
 func Explain(c *Comm) string {
+	if c == nil {
+		return errNoComm.text + "\n"
+	}
 	var b strings.Builder
 	line := func(what, format string, args ...any) {
 		fmt.Fprintf(&b, "%-28s %s\n", what+":", fmt.Sprintf(format, args...))

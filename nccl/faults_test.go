@@ -12,6 +12,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
 
@@ -444,6 +445,59 @@ func TestStrict(t *testing.T) {
 				return err
 			}
 			return outcome(ctx, w.stream, nccl.AllReduce(w.comm, b.All(), b.All(), nccl.Sum, w.stream))
+		})
+	})
+}
+
+// A nil *Comm, which Split gives to who takes no part, is told by every call on it.
+func TestNilComm(t *testing.T) {
+	ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		return with(ctx, job, nil, func(w *world) error {
+			b, err := nccl.Alloc[float32](w.dev, 8)
+			if err != nil {
+				return err
+			}
+			defer b.Free()
+			c, err := w.comm.Split(ctx, -1-job.Rank(), 0)
+			if c != nil || err != nil {
+				return fmt.Errorf("split: %v, %v", c, err)
+			}
+			all, half := b.All(), b.Slice(0, 4)
+			called := false
+			_, registered := c.Register(b.Memory())
+			_, split := c.Split(ctx, 0, 0)
+			_, window := c.Window(ctx, b.All().Range())
+			_, met := c.Meet(ctx, nil, "meeting")
+			_, captured := graphs.Capture(ctx, w.stream, func(*cuda.Stream) error { return nil }, graphs.Comms(c))
+			for name, err := range map[string]error{
+				"all-reduce":     nccl.AllReduce(c, all, all, nccl.Sum, w.stream),
+				"reduce":         nccl.Reduce(c, all, all, nccl.Sum, 0, w.stream),
+				"broadcast":      nccl.Broadcast(c, all, all, 0, w.stream),
+				"all-gather":     nccl.AllGather(c, half, all, w.stream),
+				"reduce-scatter": nccl.ReduceScatter(c, all, half, nccl.Sum, w.stream),
+				"send":           nccl.Send(c, all, 0, w.stream),
+				"recv":           nccl.Recv(c, all, 0, w.stream),
+				"group":          nccl.Group(func() error { called = true; return nil }, w.comm, c),
+				"register":       registered,
+				"split":          split,
+				"window":         window,
+				"meeting":        met,
+				"use":            c.Err(),
+			} {
+				if err := wantErr(err, nccl.ErrArgument, "nccl: "+name+": invalid argument: the communicator is nil", "Split with a negative color"); err != nil {
+					return err
+				}
+			}
+			if err := wantErr(captured, nil, "is nil"); err != nil {
+				return err
+			}
+			if called {
+				return errors.New("the group's function was called")
+			}
+			if c.Rank() != -1 || c.Size() != 0 || c.Device() != nil || c.Stats() != (nccl.Stats{}) || !strings.Contains(nccl.Explain(c), "is nil") {
+				return fmt.Errorf("%v: rank %d of %d", c, c.Rank(), c.Size())
+			}
+			return errors.Join(c.Drain(ctx), c.Abort(nil), c.Close(), outcome(ctx, w.stream, nccl.AllReduce(w.comm, all, all, nccl.Sum, w.stream)))
 		})
 	})
 }

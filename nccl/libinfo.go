@@ -9,6 +9,9 @@ type LibraryInfo struct {
 
 // Library is the library behind the communicator; ok is false where there is none: on the host platform, and in a communicator of one.
 func (c *Comm) Library() (info LibraryInfo, ok bool) {
+	if c == nil {
+		return LibraryInfo{}, false
+	}
 	l, ok := c.be.(*library)
 	if !ok {
 		return LibraryInfo{}, false

@@ -78,6 +78,9 @@ func Recv[T cuda.Element](c *Comm, recv cuda.Slice[T], peer int, s *cuda.Stream)
 }
 
 func (c *Comm) badCall(op Op, format string, args ...any) error {
+	if c == nil {
+		return c.errorf(op.String(), errNoComm)
+	}
 	return c.errorf(op.String(), causef(ErrArgument, format, args...))
 }
 

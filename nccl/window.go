@@ -40,6 +40,9 @@ const windowAlign = 4096
 
 // WindowSupport reports whether the communicator can have windows, and if not why. It knows what can be told without trying.
 func (c *Comm) WindowSupport() (ok bool, why string) {
+	if c == nil {
+		return false, errNoComm.text
+	}
 	switch be := c.be.(type) {
 	case *library:
 		why = be.unableWhy()
