@@ -314,8 +314,15 @@ func (c *Comm) event(e bootstrap.Event) {
 	if r < 0 || r == c.rank {
 		return
 	}
-	if err := c.ended(r, e.Err); err != nil {
-		c.fail(err, true, false)
+	end := func() {
+		if err := c.ended(r, e.Err); err != nil {
+			c.fail(err, true, false)
+		}
+	}
+	if h, ok := c.be.(*host); ok && h.links != nil && !c.near(r) {
+		h.links.afterLastWords(end)
+	} else {
+		end()
 	}
 }
 

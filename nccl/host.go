@@ -292,7 +292,7 @@ func (h *host) absent(r int, own bootstrap.Record) error {
 			return err
 		}
 	}
-	if re := h.c.job.RankErr(h.c.ranks[r]); re != nil {
+	if re := h.c.job.RankErr(h.c.ranks[r]); re != nil && (h.links == nil || h.links.silent(r)) {
 		return h.c.ended(r, re)
 	}
 	return nil
@@ -317,12 +317,7 @@ func (h *host) tell(err error) error {
 	if h.c.peers != nil {
 		h.ringAll()
 	}
-	if h.links != nil {
-		text := []byte(err.Error())
-		for _, o := range h.links.out {
-			o.put(frame{kind: frameTold, off: uint64(codeOf(err)) | uint64(uint32(h.c.jobRankOf(err)))<<32, data: text[:min(len(text), textSize)]})
-		}
-	}
+	h.links.tell(codeOf(err), h.c.jobRankOf(err), err.Error())
 	return err
 }
 
@@ -340,6 +335,10 @@ func (h *host) declareClosed(n uint64) {
 	defer h.segMu.RUnlock()
 	h.seg.closed(h.rank).Store(n + 1)
 	if h.links != nil {
+		// Who hears of this end must know its cause, which may come later from where it was told first.
+		if h.seg.isTold() {
+			h.links.tell(h.seg.told())
+		}
 		for _, o := range h.links.out {
 			o.publish(nil, h.seg.b, h.seg.offset(unsafe.Pointer(h.seg.closed(h.rank))), n+1)
 		}

@@ -41,6 +41,8 @@ type hostLinks struct {
 	strange  int               // refused connections
 	wg       sync.WaitGroup
 
+	ended map[int]time.Time // members of other hosts that have ended, and when it was noticed; under mu
+
 	ready chan struct{} // closed: the other members of this host are known
 	dirty []span        // of the segment, since the last phase; under host.mu
 }
@@ -49,11 +51,12 @@ type hostLinks struct {
 type span struct{ off, len int }
 
 const (
-	linkDial     = 20 * time.Second // to connect and prove the key
-	linkSilence  = 15 * time.Second // unacknowledged data, or no sign of life, for that long: the connection is broken
-	linkLinger   = time.Second      // what is still to be sent at the end
-	linkCause    = time.Second      // how long a broken connection waits for the job's word about its cause
-	strangeLimit = 64               // connections at once that have not proved the key
+	linkDial     = 20 * time.Second       // to connect and prove the key
+	linkSilence  = 15 * time.Second       // unacknowledged data, or no sign of life, for that long: the connection is broken
+	linkLinger   = time.Second            // what is still to be sent at the end
+	lastWords    = 250 * time.Millisecond // what a member of another host has sent before its end may come later than the job's word about that
+	linkCause    = time.Second            // how long a broken connection waits for the job's word about its cause
+	strangeLimit = 64                     // connections at once that have not proved the key
 )
 
 // Frames: kind in the top byte of the first word, length below; the second word is an offset in the segment, or an argument.
@@ -85,7 +88,7 @@ func (c *Comm) near(r int) bool { return c.job.NodeOf(c.ranks[r]) == c.job.Node(
 // newHostLinks prepares the connections; a leader listens from here on.
 func newHostLinks(h *host) (*hostLinks, error) {
 	c := h.c
-	l := &hostLinks{h: h, out: map[int]*hostLink{}, conns: map[net.Conn]bool{}, from: map[int]bool{}, ready: make(chan struct{})}
+	l := &hostLinks{h: h, out: map[int]*hostLink{}, conns: map[net.Conn]bool{}, from: map[int]bool{}, ended: map[int]time.Time{}, ready: make(chan struct{})}
 	first := map[int]int{}
 	for i, r := range c.ranks {
 		node := c.job.NodeOf(r)
@@ -343,6 +346,56 @@ func (l *hostLinks) broken(rank int, conn net.Conn, err error) {
 		err = errors.New("it was closed")
 	}
 	c.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("the connection between rank %d (%v) and rank %d (%v) broke: %v", c.rank, conn.LocalAddr(), rank, conn.RemoteAddr(), err)}, true, false)
+}
+
+// tell sends the communicator's failure to the other hosts.
+func (l *hostLinks) tell(code uint32, jobRank int, text string) {
+	if l == nil {
+		return
+	}
+	for _, o := range l.out {
+		o.put(frame{kind: frameTold, off: uint64(code) | uint64(uint32(jobRank))<<32, data: []byte(text[:min(len(text), textSize)])})
+	}
+}
+
+// silent reports whether what a member has sent before its end, which the job has told, must have come by now.
+func (l *hostLinks) silent(r int) bool {
+	if l.h.c.near(r) {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	since, ok := l.ended[r]
+	if !ok {
+		l.ended[r] = time.Now()
+		return false
+	}
+	return time.Since(since) >= lastWords
+}
+
+// afterLastWords calls f then, unless the communicator is over.
+func (l *hostLinks) afterLastWords(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.wg.Add(1)
+	go func() {
+		defer l.wg.Done()
+		select {
+		case <-time.After(lastWords):
+			f()
+		case <-l.h.c.ctx.Done():
+		}
+	}()
+}
+
+// awaitLastWords waits until the communicator's failure is told, or the member's end is all that there is to know.
+func (l *hostLinks) awaitLastWords(r int) {
+	for !l.silent(r) && l.h.c.usable() == nil {
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // hostLink is the sending end of a connection.

@@ -133,6 +133,9 @@ func TestHostsFaults(t *testing.T) {
 					if err := outcome(ctx, w.stream, types[6].call(w, b, s, w.stream)); err != nil {
 						return err
 					}
+					if err := job.Barrier(ctx); err != nil { // what a rank has sent may be lost with it
+						return err
+					}
 					start := time.Now()
 					if w.comm.Rank() == culprit {
 						if err := tc.does(w, b); tc.name != "mismatch" {

@@ -385,7 +385,7 @@ func (t *p2pTask) late() error {
 		if m.state == messageDone || p == h.rank {
 			continue
 		}
-		if re := h.c.job.RankErr(h.c.ranks[p]); re != nil {
+		if re := h.c.job.RankErr(h.c.ranks[p]); re != nil && (h.links == nil || h.links.silent(p)) {
 			if err := h.c.ended(p, re); err != nil {
 				return err
 			}

@@ -225,6 +225,12 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
 		for r, j := range c.ranks {
 			if j == re.Rank {
+				if h, ok := c.be.(*host); ok && h.links != nil {
+					h.links.awaitLastWords(r)
+				}
+				if told := c.usable(); told != nil {
+					return nil, c.errorf(what, told)
+				}
 				if failure := c.ended(r, re); failure != nil {
 					return nil, c.errorf(what, c.fail(failure, true, false))
 				}
