@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -571,6 +572,10 @@ func TestLedger(t *testing.T) {
 				return fmt.Errorf("peer's account: %+v", a)
 			}
 			got, ok := a.At(299)
+			if got.Sum == 0 {
+				return errors.New("a record without a sum")
+			}
+			got.Sum = 0
 			if diff := cmp.Diff(got, Record{Seq: 299, Kind: Enqueued, Desc: [2]uint64{298, uint64(1 - j.Rank())}}); diff != "" || !ok {
 				return fmt.Errorf("record, got -, want +:\n%s", diff)
 			}
@@ -622,6 +627,55 @@ func TestLedger(t *testing.T) {
 			return j.Barrier(ctx)
 		}))
 	})
+}
+
+// Sums are equal as long as the records are, and never again after one that differs.
+func TestRecordSums(t *testing.T) {
+	type entry struct {
+		kind RecordKind
+		desc [2]uint64
+	}
+	same := []entry{{Enqueued, [2]uint64{1, 2}}, {Enqueued, [2]uint64{1, 2}}, {Capture, [2]uint64{}}, {Replay, [2]uint64{4, 1 << 63}}}
+	cases := []struct {
+		name    string
+		a, b    []entry
+		differs int // the first record whose sums differ
+	}{
+		{"equal", same, same, math.MaxInt},
+		{"kind", []entry{{Enqueued, [2]uint64{3, 0}}}, []entry{{Replay, [2]uint64{3, 0}}}, 1},
+		{"first word", []entry{{Enqueued, [2]uint64{3, 4}}}, []entry{{Enqueued, [2]uint64{2, 4}}}, 1},
+		{"second word", append(same, entry{Enqueued, [2]uint64{3, 4}}), append(same, entry{Enqueued, [2]uint64{3, 5}}), 5},
+		{"words changed round", []entry{{Enqueued, [2]uint64{3, 4}}}, []entry{{Enqueued, [2]uint64{4, 3}}}, 1},
+		{"order", []entry{same[0], same[3]}, []entry{same[3], same[0]}, 1},
+	}
+	jobs := InProcess(2)
+	for _, j := range jobs {
+		defer j.Close()
+	}
+	for id, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			var accounts [2]*Account
+			for r, list := range [][]entry{tc.a, tc.b} {
+				l, err := jobs[r].Ledger(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if accounts[r], err = l.OpenAccount(uint64(id) + 100); err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range append(list, same...) {
+					accounts[r].Append(e.kind, e.desc)
+				}
+			}
+			for seq := uint64(1); seq <= accounts[0].Last(); seq++ {
+				a, _ := accounts[0].At(seq)
+				b, _ := accounts[1].At(seq)
+				if got, want := a.Sum == b.Sum, int(seq) < tc.differs; got != want {
+					t.Errorf("record %d: equal sums %t, want %t (%x, %x)", seq, got, want, a.Sum, b.Sum)
+				}
+			}
+		})
+	}
 }
 
 // A reader never sees a record that was not written as a whole.

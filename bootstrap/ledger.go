@@ -54,7 +54,7 @@ type Account struct {
 	index   int
 	opening uint64 // other than slot.Opening: somebody else has the slot now
 
-	seq      uint64        // owner: the newest record
+	seq, sum uint64        // owner: the newest record's
 	released atomic.Bool   // owner
 	busy     sync.Mutex    // owner: one writer of the text
 	seen     atomic.Uint64 // reader: newest record that it has seen
@@ -65,6 +65,7 @@ type Record struct {
 	Seq  uint64
 	Kind RecordKind
 	Desc [2]uint64 // what package nccl says about the call: equal on all members of a right program
+	Sum  uint64    // over this record and all before it: where two accounts have the same at one Seq, they have had the same records so far
 }
 
 type RecordKind uint8
@@ -144,9 +145,17 @@ func (a *Account) Append(k RecordKind, desc [2]uint64) (seq uint64) {
 	r.Stamp.Store(0)
 	r.Desc[0].Store(desc[0])
 	r.Desc[1].Store(desc[1])
+	a.sum = mix(mix(a.sum^uint64(k)<<56^desc[0]) ^ desc[1])
+	r.Sum.Store(a.sum)
 	r.Stamp.Store(a.seq<<8 | uint64(k))
 	a.slot.Last.Store(a.seq)
 	return a.seq
+}
+
+// mix spreads the bits of a word over all of it: one word gives one other.
+func mix(w uint64) uint64 {
+	w = (w ^ w>>32) * 0xd6e8feb86659fd93
+	return w ^ w>>32
 }
 
 // current reports whether the slot still is this account's.
@@ -170,7 +179,7 @@ func (a *Account) At(seq uint64) (Record, bool) {
 	}
 	r := &a.slot.Record[(seq-1)%ledgermem.Records]
 	stamp := r.Stamp.Load()
-	rec := Record{Seq: seq, Kind: RecordKind(stamp), Desc: [2]uint64{r.Desc[0].Load(), r.Desc[1].Load()}}
+	rec := Record{Seq: seq, Kind: RecordKind(stamp), Desc: [2]uint64{r.Desc[0].Load(), r.Desc[1].Load()}, Sum: r.Sum.Load()}
 	if stamp>>8 != seq || r.Stamp.Load() != stamp || !a.current() {
 		return Record{}, false
 	}

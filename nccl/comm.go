@@ -42,6 +42,11 @@ type Comm struct {
 	collected []Call
 	splits    int
 	watchFrom int // which peer is compared first, where not all are at each call
+	lookout   lookout
+
+	// Read by each call, changed under mu with what they tell of.
+	shut   atomic.Bool // closing or closed
+	leased atomic.Bool // there is a gate
 
 	mu       sync.Mutex // guards what follows; never held over a call that waits
 	closing  bool
@@ -110,7 +115,7 @@ type Config struct {
 type CheckMode uint8
 
 const (
-	Watch  CheckMode = iota // a contradiction is an error at once; lateness only at the caller's deadline
+	Watch  CheckMode = iota // a contradiction is an error at once, on a GPU before a wait says that the calls are done; lateness only at the caller's deadline
 	Strict                  // each collective waits for the others' description before it is issued
 	Trust                   // the ledgers are not compared; a backend may still see a contradiction
 )
@@ -341,15 +346,24 @@ func (c *Comm) ended(r int, e *bootstrap.RankError) error {
 // fail ends the communicator with a cause: the first one wins, among all members. tell: the others do not know yet. wait: break the
 // graphs on this goroutine, before fail returns. It returns the cause that won.
 func (c *Comm) fail(err error, tell, wait bool) error {
+	err, first := c.failOnce(err, tell)
+	if first {
+		c.breakHolders(err, wait)
+	}
+	return err
+}
+
+// failOnce is fail but for the graphs, which are to be broken after the first failure. It takes no lock that a caller of package cuda may hold.
+func (c *Comm) failOnce(err error, tell bool) (won error, first bool) {
 	if f := c.failed.Load(); f != nil {
-		return f.err
+		return f.err, false
 	}
 	if tell && c.be != nil {
 		err = c.be.tell(err)
 	}
 	f := &failure{err}
 	if !c.failed.CompareAndSwap(nil, f) {
-		return c.failed.Load().err
+		return c.failed.Load().err, false
 	}
 	// Before anything that lets this rank's program go on, and end.
 	c.job.Suspect(originOf(err))
@@ -360,6 +374,10 @@ func (c *Comm) fail(err error, tell, wait bool) error {
 	if l, ok := c.be.(*library); ok {
 		l.failing() // before mu: who holds it may wait for the library
 	}
+	return err, true
+}
+
+func (c *Comm) breakHolders(err error, wait bool) {
 	c.mu.Lock()
 	var broken []Holder
 	if !c.closed {
@@ -378,7 +396,6 @@ func (c *Comm) fail(err error, tell, wait bool) error {
 	if wait {
 		breakAll(broken, err)
 	}
-	return err
 }
 
 func breakAll(hs []Holder, cause error) {
@@ -395,10 +412,7 @@ func (c *Comm) usable() error {
 	if f := c.failed.Load(); f != nil {
 		return f.err
 	}
-	c.mu.Lock()
-	closed := c.closing || c.closed
-	c.mu.Unlock()
-	if closed {
+	if c.shut.Load() {
 		return ErrClosed
 	}
 	if err := c.be.told(); err != nil {
@@ -614,6 +628,7 @@ func (c *Comm) Close() error {
 		}
 	}
 	c.closing = true
+	c.shut.Store(true)
 	c.mu.Unlock()
 
 	n := c.acct.Last()
@@ -691,6 +706,7 @@ func (c *Comm) releaseAll(why error) {
 	}
 	c.mu.Lock()
 	c.closed = true
+	c.shut.Store(true)
 	regs := c.regs
 	c.regs = nil
 	meetings := c.meetings

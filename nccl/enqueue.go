@@ -143,9 +143,7 @@ func (c *Comm) validateGroup(calls []Call) error {
 
 // admit asks the lease's gate about captured calls and refuses what the lease does not allow. Mode 0 is an eager call.
 func (c *Comm) admit(calls []Call) (Mode, error) {
-	c.mu.Lock()
-	gate := c.gate
-	c.mu.Unlock()
+	gate := c.lease()
 	if calls[0].Stream.Capture() == nil {
 		if gate != nil {
 			return 0, c.errorf(calls[0].Op.String(), fmt.Errorf("%w: %s; the stream of this call does not capture", ErrInUse, whoText(gate)))
@@ -194,7 +192,8 @@ func hasCollective(calls []Call) bool { return !calls[0].Op.p2p() } // p2p calls
 func (c *Comm) issue(calls []Call, mode Mode) error {
 	if mode == 0 && hasCollective(calls) {
 		rec := bootstrap.Record{Kind: bootstrap.Enqueued}
-		if l, ok := c.be.(*library); ok {
+		l, isLibrary := c.be.(*library)
+		if isLibrary {
 			var err error
 			if rec.Desc, err = l.record(calls); err != nil {
 				return c.errorf(opName(calls), c.fail(err, true, false))
@@ -206,7 +205,13 @@ func (c *Comm) issue(calls []Call, mode Mode) error {
 		for i := range calls {
 			calls[i].Seq = rec.Seq
 		}
-		if err := c.compare(rec); err != nil {
+		var err error
+		if !isLibrary {
+			err = c.compare(rec)
+		} else if c.lookDue() {
+			err = c.lookNow()
+		}
+		if err != nil {
 			return c.errorf(opName(calls), err)
 		}
 	}
@@ -226,83 +231,4 @@ func opName(calls []Call) string {
 		s += fmt.Sprintf(" #%d", calls[0].Seq)
 	}
 	return s
-}
-
-// compareAtOnce is how many peers' ledgers a call looks at: all of a small communicator; of a large one some
-// at each call, so that the cost has a bound.
-const compareAtOnce = 8
-
-// compare looks at the peers' ledgers: a record that contradicts the own one ends the communicator, as does a peer that has closed before it.
-func (c *Comm) compare(own bootstrap.Record) error {
-	n := len(c.ranks)
-	for range min(n-1, compareAtOnce) {
-		c.watchFrom++
-		if c.watchFrom >= n {
-			c.watchFrom = 0
-		}
-		if c.watchFrom == c.rank {
-			if c.watchFrom++; c.watchFrom >= n {
-				c.watchFrom = 0
-			}
-		}
-		if err := c.contradiction(own, c.watchFrom); err != nil {
-			return c.fail(err, true, false)
-		}
-	}
-	return nil
-}
-
-// contradiction is what a peer's ledger says against a record of this rank, nil if nothing (yet).
-func (c *Comm) contradiction(own bootstrap.Record, r int) error {
-	if err := c.closedBefore(own, r); err != nil {
-		return err
-	}
-	if c.check == Trust || c.peers[r].acct == nil {
-		return nil
-	}
-	theirs, ok := c.peers[r].acct.At(own.Seq)
-	if !ok || sameRecord(own, theirs) || c.be.explains() && sameGroup(own, theirs) {
-		return nil
-	}
-	// The account may have been released meanwhile, and its slot taken by another communicator.
-	if _, closed := c.be.peerClosed(r); closed {
-		return c.closedBefore(own, r)
-	}
-	// The lower rank comes second, as in all messages: both sides give the same text.
-	a, b, at, bt := c.rank, r, own, theirs
-	if a > b {
-		a, b, at, bt = b, a, bt, at
-	}
-	kind := ErrMismatch
-	if onlyRegistration(own, theirs) {
-		kind = ErrMixed
-	}
-	return causef(kind, "call #%d: rank %d: %s; rank %d: %s", own.Seq, b, recordText(bt), a, recordText(at))
-}
-
-func (c *Comm) closedBefore(own bootstrap.Record, r int) error {
-	if n, closed := c.be.peerClosed(r); closed && n < own.Seq {
-		return &cause{kind: ErrClosed, by: c.ranks[r] + 1, text: fmt.Sprintf("rank %d closed communicator %s after call #%d; this is #%d: %s",
-			r, c.name, n, own.Seq, recordText(own))}
-	}
-	return nil
-}
-
-// whereabouts says what a member's ledger tells of it.
-func (c *Comm) whereabouts(r int) string {
-	a := c.peers[r].acct
-	if n, closed := c.be.peerClosed(r); closed {
-		return fmt.Sprintf("closed after call #%d", n)
-	}
-	if a == nil {
-		return "on another host"
-	}
-	if busy := a.Busy(); busy != "" {
-		return "in " + busy
-	}
-	last := a.Last()
-	if rec, ok := a.At(last); ok {
-		return fmt.Sprintf("last enqueued #%d, %s; done: %d", last, recordText(rec), a.Done())
-	}
-	return "has enqueued no collective"
 }

@@ -111,6 +111,7 @@ func openLibrary(v *ncclsys.Vendor) (*ncclsys.Library, error) {
 func newLibrary(c *Comm) (*library, error) {
 	l := &library{c: c, aborted: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64]ncclsys.Registration{},
 		wake: make(chan struct{}, 1)}
+	c.lookout.due.Store(true)
 	v := vendorOf(c.dev.Platform())
 	if err := occupied.check(c); err != nil {
 		return l, err
@@ -203,10 +204,15 @@ var warnings struct {
 
 // result makes an error of the library one of this package; nil and progress are none.
 func result(err error) error {
-	var e *ncclsys.Error
 	if err == nil || err == error(ncclsys.ErrInProgress) {
 		return nil
 	}
+	return explained(err) // apart, so that success allocates nothing
+}
+
+// explained adds the library's last warnings to its error.
+func explained(err error) error {
+	var e *ncclsys.Error
 	if !errors.As(err, &e) {
 		return err
 	}

@@ -25,7 +25,7 @@ import (
 const fakeVar = "GORUN_TEST_FAKE"
 
 // fakeLibraries builds a driver and a collective library that work without a GPU, once for a test; its ranks get their paths.
-func fakeLibraries(t *testing.T, args ...string) []string {
+func fakeLibraries(t testing.TB, args ...string) []string {
 	t.Helper()
 	if os.Getenv(fakeVar) != "" {
 		return nil

@@ -66,7 +66,7 @@ func (l *library) useOf(s *cuda.Stream) *use {
 }
 
 // check is asked by who waits for the stream. After a failure everything that was not done before it has failed, whatever the stream says:
-// it reports success for what an abort has ended.
+// it reports success for what an abort has ended. The members whose part is done have written it to their ledgers: so nothing is done before those agree.
 func (u *use) check(done bool) error {
 	n := u.issued.Load()
 	c := u.l.c
@@ -83,6 +83,10 @@ func (u *use) check(done bool) error {
 	if n = u.asked.Load(); u.done.Load() >= n {
 		return nil
 	}
+	if err := c.look(); err != nil {
+		return c.errorf(u.name(), u.l.failUnlocked(err))
+	}
+	c.lookout.due.Store(true)
 	u.done.Store(n)
 	if seq := u.what.Load() << 8 >> 8; u.issued.Load() == n {
 		u.l.reached(seq)
@@ -273,34 +277,13 @@ func (l *library) watch() {
 	}
 }
 
-// watchRecords is how many of the newest records are compared with each member's.
-const watchRecords = 64
-
 func (l *library) look() error {
 	c := l.c
 	if err := c.dev.Err(); err != nil {
 		return &cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: its device has failed: %v", ErrAborted, c.rank, err)}
 	}
-	last := c.acct.Last()
-	for r, p := range c.peers {
-		if r == c.rank || p.acct == nil {
-			continue
-		}
-		theirs := p.acct.Last()
-		for seq := min(last, theirs); seq > 0 && min(last, theirs)-seq < watchRecords; seq-- {
-			own, ok := c.acct.At(seq)
-			if !ok {
-				break
-			}
-			if err := c.contradiction(own, r); err != nil {
-				return err
-			}
-		}
-		if own, ok := c.acct.At(last); ok {
-			if err := c.closedBefore(own, r); err != nil {
-				return err
-			}
-		}
+	if err := c.look(); err != nil {
+		return err
 	}
 	if err := l.messages.look(); err != nil {
 		return err
@@ -359,6 +342,17 @@ func (l *library) awaitTold() {
 	if done := l.telling.Load(); done != nil {
 		<-*done
 	}
+}
+
+// failUnlocked is fail for callers that may hold the communicator's lock: the graphs are broken on a goroutine of its own.
+func (l *library) failUnlocked(err error) error {
+	err, first := l.c.failOnce(err, true)
+	l.rmu.Lock()
+	defer l.rmu.Unlock()
+	if first && !l.closing { // else there are no graphs any more
+		l.tellers.Go(func() { l.c.breakHolders(err, false) })
+	}
+	return err
 }
 
 // listen waits for a failure that another member tells.

@@ -60,10 +60,12 @@ func (c *Comm) SetGate(g Gate) (restore func(), err error) {
 	rec := bootstrap.Record{Kind: bootstrap.Capture}
 	rec.Seq = c.acct.Append(rec.Kind, rec.Desc)
 	c.gate, c.gateSeq = g, rec.Seq
+	c.leased.Store(true)
 	c.mu.Unlock()
 	restore = sync.OnceFunc(func() {
 		c.mu.Lock()
 		c.gate, c.gateSeq = nil, 0
+		c.leased.Store(false)
 		groups := c.meetings
 		c.meetings = map[int]*bootstrap.Group{}
 		c.mu.Unlock()
@@ -76,6 +78,16 @@ func (c *Comm) SetGate(g Gate) (restore func(), err error) {
 		return nil, c.errorf("capture", err)
 	}
 	return restore, nil
+}
+
+// lease is the gate, nil without one. Most calls look without taking mu.
+func (c *Comm) lease() Gate {
+	if !c.leased.Load() {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gate
 }
 
 // Holder is what keeps the communicator in use: a graph. Break is called when the communicator fails (from Abort, on its goroutine): the
@@ -255,10 +267,7 @@ func (c *Comm) BeginReplay(key uint64, who string) (Replay, error) {
 	if err := c.usable(); err != nil {
 		return Replay{}, c.errorf("replay of "+who, err)
 	}
-	c.mu.Lock()
-	gate := c.gate
-	c.mu.Unlock()
-	if gate != nil {
+	if gate := c.lease(); gate != nil {
 		return Replay{}, c.errorf("replay of "+who, fmt.Errorf("%w: %s", ErrInUse, whoText(gate)))
 	}
 	rec := bootstrap.Record{Kind: bootstrap.Replay, Desc: [2]uint64{recReplay, key}}

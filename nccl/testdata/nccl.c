@@ -537,6 +537,9 @@ static int issue(struct op *o, stream_t s) {
 	return launch_host_func(s, run, o) ? fail(1, "launch") : 0;
 }
 static int enqueue(struct op v, stream_t s) {
+#ifdef NOWORK /* for measuring what the callers cost */
+	return v.c->aborted || !s;
+#endif
 	if (v.c->state == INPROGRESS)
 		return fail(4, "the communicator is not ready");
 	if (word("call-error") && v.kind == BROADCAST)

@@ -20,7 +20,7 @@ const (
 	BusyWords = 15
 
 	magic   = 0x7265676465_6c7267 // "grledger", little endian
-	version = 1
+	version = 2
 
 	pageSize = 4096
 	// Size of the whole memory, in bytes. Pages that were never touched cost nothing.
@@ -58,12 +58,12 @@ type Slot struct {
 	_        [480]uint64 // to whole pages
 }
 
-// Record is one entry. Stamp is seq<<8 | kind, 0 while it is written.
+// Record is one entry. Stamp is seq<<8 | kind, 0 while it is written. Sum is over this entry and all before it.
 type Record struct {
 	_     structs.HostLayout
 	Stamp atomic.Uint64
 	Desc  [2]atomic.Uint64
-	_     uint64
+	Sum   atomic.Uint64
 }
 
 // The layout is a protocol between processes.

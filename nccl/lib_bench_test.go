@@ -1,0 +1,251 @@
+package nccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/nccl"
+	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+)
+
+// benchRank is a rank with a communicator of this package, and beside it one of the library's own, which knows nothing of it.
+type benchRank struct {
+	*world
+	sys        *ncclsys.Library
+	raw        ncclsys.Comm
+	send, recv *cuda.Buffer[float32]
+}
+
+// BenchmarkLibraryAllReduce is what an eager call costs the calling thread: by this package, and by the library's function alone. Without a GPU it runs on two
+// ranks of this process and libraries that do nothing. On GPUs the launcher starts a process for each rank, and all make the same number of calls:
+//
+//	gorun -np 2 nccl.test -test.run '^$' -test.bench LibraryAllReduce -test.benchtime 20000x
+func BenchmarkLibraryAllReduce(b *testing.B) {
+	ranks, sizes := benchRanks(b)
+	for _, bytes := range sizes {
+		n := bytes / 4
+		b.Run(fmt.Sprintf("%d/raw", bytes), func(b *testing.B) {
+			b.ReportAllocs()
+			benchCalls(b, ranks, func(r *benchRank) (call func() error, done func(), err error) {
+				bound := r.dev.Bind()
+				send, recv := ncclsys.DevicePtr(r.send.Memory().Pointer()), ncclsys.DevicePtr(r.recv.Memory().Pointer())
+				s := ncclsys.Stream(r.stream.Handle())
+				return func() error {
+					return r.sys.AllReduce(send, recv, uint64(n), ncclsys.Float32, ncclsys.Sum, r.raw, s)
+				}, bound.Release, bound.Err()
+			})
+		})
+		for _, locked := range []bool{false, true} {
+			name := map[bool]string{false: "nccl", true: "nccl-bound"}[locked]
+			b.Run(fmt.Sprintf("%d/%s", bytes, name), func(b *testing.B) {
+				b.ReportAllocs()
+				benchCalls(b, ranks, func(r *benchRank) (call func() error, done func(), err error) {
+					var bound cuda.Bound
+					if locked {
+						bound = r.dev.Bind()
+					}
+					send, recv := r.send.Slice(0, n), r.recv.Slice(0, n)
+					return func() error { return nccl.AllReduce(r.comm, send, recv, nccl.Sum, r.stream) }, bound.Release, bound.Err()
+				})
+			})
+		}
+	}
+}
+
+// benchCalls makes b.N calls on each rank, and waits for the device now and then: its queue has an end.
+func benchCalls(b *testing.B, ranks []*benchRank, prepare func(*benchRank) (call func() error, done func(), err error)) {
+	const together = 100
+	errs := make([]error, len(ranks))
+	var wg sync.WaitGroup
+	for i, r := range ranks {
+		wg.Go(func() {
+			errs[i] = func() error {
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				all, err := r.job.AllGather(r.ctx, strconv.AppendInt(nil, int64(b.N), 10))
+				if err != nil {
+					return err
+				}
+				for other, n := range all {
+					if string(n) != strconv.Itoa(b.N) {
+						return fmt.Errorf("rank %d makes %s calls, this one %d: use -test.benchtime NUMBERx", other, n, b.N)
+					}
+				}
+				call, done, err := prepare(r)
+				defer done()
+				if err != nil {
+					return err
+				}
+				for range 2 {
+					if err := errors.Join(call(), r.stream.Synchronize(r.ctx)); err != nil {
+						return err
+					}
+				}
+				if err := r.job.Barrier(r.ctx); err != nil {
+					return err
+				}
+				if i == 0 {
+					b.ResetTimer()
+				}
+				for n := range b.N {
+					if err := call(); err != nil {
+						return err
+					}
+					if n%together == together-1 {
+						if err := r.stream.Synchronize(r.ctx); err != nil {
+							return err
+						}
+					}
+				}
+				if i == 0 {
+					b.StopTimer()
+				}
+				return r.stream.Synchronize(r.ctx)
+			}()
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// benchRanks are this process's ranks, and the sizes to measure in bytes.
+func benchRanks(b *testing.B) ([]*benchRank, []int) {
+	var jobs []*bootstrap.Job
+	sizes := []int{8, 4 << 10, 64 << 10}
+	if os.Getenv("GORUN_RANK") != "" {
+		job, err := bootstrap.Join(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		jobs = append(jobs, job)
+	} else {
+		for _, kv := range fakeLibraries(b, "-DNOWORK", "-O2") {
+			k, v, _ := strings.Cut(kv, "=")
+			b.Setenv(k, v)
+		}
+		jobs, sizes = bootstrap.InProcess(2), sizes[:1]
+	}
+	ranks := make([]*benchRank, len(jobs))
+	errs := make([]error, len(jobs))
+	var wg sync.WaitGroup
+	for i, job := range jobs {
+		b.Cleanup(func() { job.Close() })
+		wg.Go(func() { ranks[i], errs[i] = newBenchRank(b, job, sizes[len(sizes)-1]) })
+	}
+	wg.Wait()
+	b.Cleanup(func() { // all together: a communicator's end waits for the others
+		var wg sync.WaitGroup
+		for _, r := range ranks {
+			if r != nil {
+				wg.Go(func() {
+					if err := r.close(); err != nil {
+						b.Error(err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+	})
+	if err := errors.Join(errs...); err != nil {
+		b.Fatal(err)
+	}
+	return ranks, sizes
+}
+
+func newBenchRank(b *testing.B, job *bootstrap.Job, bytes int) (*benchRank, error) {
+	ctx := context.Background()
+	r := &benchRank{world: &world{ctx: ctx, job: job}}
+	token := ""
+	if os.Getenv("GORUN_RANK") == "" {
+		token = strconv.Itoa(job.Rank()) // all in this process
+	}
+	var err error
+	if r.dev, err = cuda.Open(token); err != nil {
+		return nil, err
+	}
+	if r.dev.Platform() == cuda.Host {
+		return r, errors.New("no GPU, and no library that stands for it")
+	}
+	if r.comm, err = nccl.Init(ctx, job, r.dev); err != nil {
+		return r, err
+	}
+	if r.stream, err = r.dev.NewStream(); err != nil {
+		return r, err
+	}
+	if r.send, err = nccl.Alloc[float32](r.dev, bytes/4); err != nil {
+		return r, err
+	}
+	if r.recv, err = nccl.Alloc[float32](r.dev, bytes/4); err != nil {
+		return r, err
+	}
+	return r, r.initRaw()
+}
+
+func (r *benchRank) initRaw() error {
+	sys, err := ncclsys.Open(ncclsys.NCCL)
+	if err != nil {
+		return err
+	}
+	bound := r.dev.Bind()
+	defer bound.Release()
+	if err := bound.Err(); err != nil {
+		return err
+	}
+	const name = "raw communicator"
+	var id ncclsys.UniqueID
+	if r.job.Rank() == 0 {
+		if id, err = sys.GetUniqueID(); err != nil {
+			return err
+		}
+		if err := r.job.PublishID(r.ctx, name, bootstrap.UniqueID(id)); err != nil {
+			return err
+		}
+	} else {
+		got, err := r.job.UniqueID(r.ctx, name)
+		if err != nil {
+			return err
+		}
+		id = ncclsys.UniqueID(got)
+	}
+	cfg := ncclsys.NewConfig()
+	cfg.Blocking = 1
+	p, err := sys.CommInitRank(r.job.Size(), id, r.job.Rank(), cfg)
+	if err != nil {
+		return err
+	}
+	r.sys, r.raw = sys, p.Handle()
+	p.Done()
+	return nil
+}
+
+func (r *benchRank) close() error {
+	var errs []error
+	if r.raw != 0 {
+		bound := r.dev.Bind()
+		errs = append(errs, r.sys.CommDestroy(r.raw))
+		bound.Release()
+	}
+	if r.comm != nil {
+		errs = append(errs, r.comm.Close())
+	}
+	for _, buf := range []*cuda.Buffer[float32]{r.send, r.recv} {
+		if buf != nil {
+			errs = append(errs, buf.Free())
+		}
+	}
+	if r.stream != nil {
+		errs = append(errs, r.stream.Close())
+	}
+	return errors.Join(append(errs, r.dev.Close())...)
+}
