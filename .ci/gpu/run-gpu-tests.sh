@@ -26,6 +26,8 @@ Exit code 0: nothing failed; 1: a step failed; 2: wrong command line or bundle.
   --all           the tests of packages that use no GPU, too
   --only PATTERN  only steps whose name matches this regular expression; may be repeated
   --timeout S     seconds for each step (default 300)
+  --pairs         with 4 GPUs or more, the tests of several packages at once, each on two GPUs of its
+                  own; tests that want more than two are skipped there
   --np LIST       numbers of ranks for examples and benchmark, as far as there are GPUs (default "1 2")
   --list          print the names of the steps and do nothing
 
@@ -47,6 +49,7 @@ only=()
 seconds=300
 nps="1 2"
 list=
+pairs=
 multicast=
 while [ $# -gt 0 ]; do
 	case $1 in
@@ -60,6 +63,7 @@ while [ $# -gt 0 ]; do
 	--out) out=$2; shift ;;
 	--quick) quick=1 ;;
 	--all) all=1 ;;
+	--pairs) pairs=1 ;;
 	--only) only+=("$2"); shift ;;
 	--timeout) seconds=$2; shift ;;
 	--np) nps=$2; shift ;;
@@ -89,8 +93,12 @@ fi
 # Where the programs are: unpacked beside this script, or in an archive.
 work=$(mktemp -d) || die "no temporary folder"
 step_pid=
+lane_pid=() # of steps that run side by side; "": free
 finish() {
-	[ -z "$step_pid" ] || kill -TERM "$step_pid" 2>/dev/null
+	local pid
+	for pid in "$step_pid" ${lane_pid[@]+"${lane_pid[@]}"}; do
+		[ -z "$pid" ] || kill -TERM "$pid" 2>/dev/null
+	done
 	rm -rf "$work"
 }
 trap finish EXIT
@@ -233,31 +241,30 @@ failures() {
 	done
 }
 
-# step NAME FOLDER COMMAND...: runs it there, bounded in time and output.
-step() {
-	local name=$1 dir=$2
+log_of() { printf '%s' "$logs/${1//[^a-zA-Z0-9_.-]/_}.log"; }
+
+# begin NAME FOLDER COMMAND...: starts it there, bounded in time and output; began is its process.
+begin() {
+	local name=$1 dir=$2 log
 	shift 2
-	wanted "$name" || return 0
-	if [ -n "$list" ]; then
-		printf '%s\n' "$name"
-		return 0
-	fi
-	local log=$logs/${name//[^a-zA-Z0-9_.-]/_}.log
-	local from=$(now_ms) code why=
+	log=$(log_of "$name")
 	: >"$log"
 	(cd "$dir" && exec timeout -k 10 "$seconds" "$@") >"$log" 2>&1 </dev/null &
-	step_pid=$!
+	began=$!
 	# It ends by itself, within a second after the step: a signal to a subshell that has not yet put its traps back would run this shell's.
-	(while sleep 1 && kill -0 "$step_pid"; do
+	(while sleep 1 && kill -0 "$began"; do
 		if [ "$(stat -c %s "$log")" -gt "$log_limit" ]; then
 			echo >"$log.full"
-			kill -TERM "$step_pid"
+			kill -TERM "$began"
 			exit
 		fi
 	done) >/dev/null 2>&1 </dev/null &
-	wait "$step_pid"
-	code=$?
-	step_pid=
+}
+
+# conclude NAME CODE FROM: records what has ended, begun at FROM (now_ms). It returns the exit code that counts.
+conclude() {
+	local name=$1 code=$2 from=$3 why= log
+	log=$(log_of "$name")
 	if [ -e "$log.full" ]; then
 		why="ended: more than $((log_limit >> 20)) MiB of output"
 		[ $code -ne 0 ] || code=125
@@ -290,6 +297,82 @@ step() {
 	fi
 	tests_skipped=()
 	return $code
+}
+
+# step NAME FOLDER COMMAND...: runs it there.
+step() {
+	local name=$1 from code
+	wanted "$name" || return 0
+	if [ -n "$list" ]; then
+		printf '%s\n' "$name"
+		return 0
+	fi
+	from=$(now_ms)
+	begin "$@"
+	step_pid=$began
+	wait "$step_pid"
+	code=$?
+	step_pid=
+	conclude "$name" $code "$from"
+}
+
+# Lanes: pairs of GPUs on which steps run side by side.
+lane_devices=()
+lane_name=()
+lane_from=()
+
+make_lanes() {
+	local all i
+	IFS=, read -ra all <<<"${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((gpus - 1)))}"
+	for ((i = 0; i + 1 < ${#all[@]} && i + 1 < gpus; i += 2)); do
+		lane_devices+=("${all[i]},${all[i + 1]}")
+		lane_pid+=("")
+	done
+}
+
+# side_step NAME FOLDER COMMAND...: a step in the next free lane; it does not wait for its end.
+side_step() {
+	local name=$1 i
+	if [ ${#lane_pid[@]} -lt 2 ]; then
+		step "$@"
+		return
+	fi
+	wanted "$name" || return 0
+	if [ -n "$list" ]; then
+		printf '%s\n' "$name"
+		return 0
+	fi
+	while :; do
+		for i in "${!lane_pid[@]}"; do
+			[ -z "${lane_pid[i]}" ] && break 2
+		done
+		end_lane
+	done
+	lane_name[i]=$name
+	lane_from[i]=$(now_ms)
+	CUDA_VISIBLE_DEVICES=${lane_devices[i]} begin "$@"
+	lane_pid[i]=$began
+}
+
+# end_lane waits for a step in a lane to end; it returns 1 if there is none.
+end_lane() {
+	local i running
+	while :; do
+		running=
+		for i in "${!lane_pid[@]}"; do
+			[ -n "${lane_pid[i]}" ] || continue
+			running=1
+			if ! kill -0 "${lane_pid[i]}" 2>/dev/null; then
+				wait "${lane_pid[i]}"
+				local code=$?
+				lane_pid[i]=
+				conclude "${lane_name[i]}" $code "${lane_from[i]}"
+				return 0
+			fi
+		done
+		[ -n "$running" ] || return 1
+		sleep 0.2
+	done
 }
 
 # skip NAME WHY
@@ -339,17 +422,33 @@ facts() {
 # Tests. A binary runs in its package's folder, as go test does it.
 short=
 [ -z "$quick" ] || short=-test.short
-test_step() { # PACKAGE [FLAGS]
-	local pkg=$1 bin
-	shift
+test_step() { # PACKAGE PART [FLAGS]; PART, in the step's name, is of the tests that the flags choose
+	local pkg=$1 part=$2 bin
+	shift 2
 	bin=./${pkg##*/}.test
 	[ -f "$root/src/$pkg/$bin" ] || { skip "test $pkg" "not in the bundle"; return; }
-	step "test $pkg" "$root/src/$pkg" "$bin" -test.v -test.timeout "$((seconds > 20 ? seconds - 10 : seconds))s" $short "$@"
+	side_step "test $pkg$part" "$root/src/$pkg" "$bin" -test.v -test.timeout "$((seconds > 20 ? seconds - 10 : seconds))s" $short "$@"
 }
-gpu_packages="cuda/dl cuda/internal/cusys nccl/internal/ncclsys cuda nccl graphs"
-for pkg in $gpu_packages; do
-	test_step "$pkg"
-done
+gpu_packages="cuda/dl cuda/internal/cusys nccl/internal/ncclsys cuda nccl graphs examples/train"
+if [ -n "$pairs" ]; then
+	[ "${GORUN_DEVICE:-}" = host ] || make_lanes
+	[ -n "$list" ] || [ ${#lane_pid[@]} -ge 2 ] || echo "--pairs: fewer than 4 GPUs, so one package after the other"
+fi
+if [ ${#lane_pid[@]} -ge 2 ]; then
+	# What takes longest begins first, and graphs is divided.
+	test_step nccl ""
+	test_step graphs " library" -test.run '^TestLibrary'
+	test_step graphs " others" -test.skip '^TestLibrary'
+	for pkg in $gpu_packages; do
+		case $pkg in nccl | graphs) ;; *) test_step "$pkg" "" ;; esac
+	done
+	while end_lane; do :; done
+	lane_pid=() # the other steps are one after the other
+else
+	for pkg in $gpu_packages; do
+		test_step "$pkg" ""
+	done
+fi
 
 # Examples, on as many ranks as there are GPUs for.
 for np in $nps; do
@@ -450,7 +549,7 @@ if [ -n "$all" ]; then
 		fi
 		was=${GORUN_DEVICE-}
 		export GORUN_DEVICE=host
-		test_step "$pkg" ${flags[@]+"${flags[@]}"}
+		test_step "$pkg" "" ${flags[@]+"${flags[@]}"}
 		if [ -n "$was" ]; then GORUN_DEVICE=$was; else unset GORUN_DEVICE; fi
 	done < <(shopt -s globstar nullglob && printf '%s\n' "$root"/src/**/*.test)
 fi

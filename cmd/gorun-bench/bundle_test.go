@@ -50,7 +50,7 @@ last=1.23456e-01
 echo "epoch 1   loss 0.5   100 samples/s"
 echo "epoch 2   loss $last   100 samples/s"`)
 	b.script("bin/gorun-bench", `[ "$GORUN_RANK" != 0 ] || { echo "NCCL version"; printf '{"ranks": %d, "args": "%s"}\n' $GORUN_SIZE "$*"; }`)
-	for _, pkg := range []string{"cuda", "cuda/dl", "cuda/internal/cusys", "nccl/internal/ncclsys", "graphs", "rankenv"} {
+	for _, pkg := range []string{"cuda", "cuda/dl", "cuda/internal/cusys", "nccl/internal/ncclsys", "graphs", "examples/train", "rankenv"} {
 		b.script("src/"+pkg+"/"+filepath.Base(pkg)+".test", `pwd; echo "args $*"; echo PASS`)
 	}
 	b.script("src/graphs/graphs.test", `echo '--- SKIP: TestA (0.0s)'; echo '    --- SKIP: TestB/x (0.0s)'; echo PASS`)
@@ -151,7 +151,7 @@ func TestBundle(t *testing.T) {
 	readJSON(t, filepath.Join(out, "results.json"), &got)
 	want := map[string]string{
 		"test cuda/dl": "passed", "test cuda/internal/cusys": "passed", "test nccl/internal/ncclsys": "passed", "test cuda": "passed",
-		"test nccl": "failed", "test graphs": "passed", "example allreduce np1": "passed", "example allreduce np2": "passed",
+		"test nccl": "failed", "test graphs": "passed", "test examples/train": "passed", "example allreduce np1": "passed", "example allreduce np2": "passed",
 		"example train np1": "passed", "example train np1 host": "passed", "example train np1 losses": "passed",
 		"example train np2": "passed", "example train np2 host": "passed", "example train np2 losses": "passed",
 		"bench np1": "passed", "bench np2": "passed",
@@ -159,7 +159,7 @@ func TestBundle(t *testing.T) {
 	if d := cmp.Diff(got.statuses(), want); d != "" {
 		t.Errorf("got - want +:\n%s", d)
 	}
-	if got.Passed != 15 || got.Failed != 1 || got.Skipped != 0 || got.Multicast != "unchanged" || got.Device != "host" || got.Version != "gorun v0.0.0-test" {
+	if got.Passed != 16 || got.Failed != 1 || got.Skipped != 0 || got.Multicast != "unchanged" || got.Device != "host" || got.Version != "gorun v0.0.0-test" {
 		t.Errorf("%+v", got)
 	}
 	if s := got.step(t, "test nccl"); s.RC != 1 || !strings.HasPrefix(s.Last, "    sum_test.go:7: got \"1\\2\"\t??\n--- FAIL: TestSum (0.1s)\nline 0\n") || !strings.Contains(s.Last, "line 99\nFAIL") {
@@ -177,7 +177,7 @@ func TestBundle(t *testing.T) {
 	if s := got.step(t, "example train np2 losses"); s.Last != "by epoch, times 1e9: 500000000 124000000; on the host platform: 500000000 124000000" {
 		t.Errorf("%+v", s)
 	}
-	if !strings.Contains(text, "\n15 passed, 1 failed, 0 skipped; files in "+out+"\nfailed: test nccl\n") {
+	if !strings.Contains(text, "\n16 passed, 1 failed, 0 skipped; files in "+out+"\nfailed: test nccl\n") {
 		t.Errorf("output:\n%s", text)
 	}
 
@@ -204,8 +204,8 @@ func TestBundle(t *testing.T) {
 		t.Errorf("%d files, error %v, want at most 8", len(files), err)
 	}
 	logs := readTar(t, filepath.Join(out, "logs.tar.gz"))
-	if len(logs) != 14 || !strings.Contains(logs["logs/test_nccl.log"], "line 42\n") {
-		t.Errorf("%d logs, want 14; that of nccl:\n%s", len(logs), logs["logs/test_nccl.log"])
+	if len(logs) != 15 || !strings.Contains(logs["logs/test_nccl.log"], "line 42\n") {
+		t.Errorf("%d logs, want 15; that of nccl:\n%s", len(logs), logs["logs/test_nccl.log"])
 	}
 }
 
@@ -273,10 +273,14 @@ echo "epoch 2   $l   1 samples/s"`)
 	}
 }
 
-// fakeSMI is a folder with an nvidia-smi that knows one GPU.
-func fakeSMI(t *testing.T) string {
+// fakeSMI is a folder with an nvidia-smi that knows one GPU, or as many as are given.
+func fakeSMI(t *testing.T, gpus ...int) string {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "nvidia-smi"), []byte("#!/bin/sh\n[ \"$1\" != -L ] || echo 'GPU 0: NVIDIA Fake (UUID: GPU-0)'\necho fake $*\n"), 0o755); err != nil {
+	lines := "GPU 0: NVIDIA Fake (UUID: GPU-0)\n"
+	if len(gpus) > 0 {
+		lines = strings.Repeat(lines, gpus[0])
+	}
+	if err := os.WriteFile(filepath.Join(dir, "nvidia-smi"), []byte("#!/bin/sh\n[ \"$1\" != -L ] || printf '"+strings.ReplaceAll(lines, "\n", "\\n")+"'\necho fake $*\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -302,6 +306,63 @@ func TestBundleOnGPUs(t *testing.T) {
 	facts, err := os.ReadFile(filepath.Join(out, "facts.txt"))
 	if err != nil || !strings.Contains(string(facts), "fake --query-gpu") || !strings.Contains(string(facts), "  NCCL_NVLS_ENABLE=0\n") {
 		t.Errorf("error %v, facts:\n%s", err, facts)
+	}
+}
+
+// TestBundlePairs: with four GPUs packages run side by side, each on two of them; with fewer one after the other.
+func TestBundlePairs(t *testing.T) {
+	b := newBundle(t)
+	run := func(gpus int, env ...string) (map[string]gpuStep, string) {
+		text, code, out := b.run(append(env, "GORUN_DEVICE=", "PATH="+fakeSMI(t, gpus)+":"+os.Getenv("PATH")), "--pairs", "--only", "^test", b.dir)
+		var got gpuResults
+		readJSON(t, filepath.Join(out, "results.json"), &got)
+		steps := map[string]gpuStep{}
+		for _, s := range got.Steps {
+			steps[s.Name] = s
+		}
+		if got.Failed != 0 || code != 0 {
+			t.Errorf("%d GPUs: exit code %d\n%s", gpus, code, text)
+		}
+		return steps, text
+	}
+	// Each of the two that begin first goes on only when the other has begun.
+	meet := `touch '%s/'$1; i=0; until [ -e '%s/'$2 ]; do i=$((i + 1)); [ $i -lt 600 ] || exit 9; sleep 0.05; done`
+	meet = "meet() { " + strings.ReplaceAll(meet, "%s", b.dir) + "; }\n"
+	b.script("src/nccl/nccl.test", meet+`meet nccl graphs; echo "on $CUDA_VISIBLE_DEVICES: $*"`)
+	b.script("src/graphs/graphs.test", meet+`case "$*" in *-test.run*) meet graphs nccl ;; esac; echo "on $CUDA_VISIBLE_DEVICES: $*"`)
+	steps, _ := run(5)
+	if len(steps) != 8 {
+		t.Errorf("steps %v, want 8", steps)
+	}
+	const flags = ": -test.v -test.timeout 290s"
+	if got, want := steps["test nccl"].Last, "on 0,1"+flags; got != want {
+		t.Errorf("nccl: %q, want %q", got, want)
+	}
+	if got, want := steps["test graphs library"].Last, "on 2,3"+flags+" -test.run ^TestLibrary"; got != want {
+		t.Errorf("graphs: %q, want %q", got, want)
+	}
+	if got := steps["test graphs others"].Last; !strings.HasSuffix(got, flags+" -test.skip ^TestLibrary") {
+		t.Errorf("graphs: %q", got)
+	}
+	steps, _ = run(4, "CUDA_VISIBLE_DEVICES=7,GPU-5,1,3")
+	if a, b := steps["test nccl"].Last, steps["test graphs library"].Last; !strings.HasPrefix(a, "on 7,GPU-5:") || !strings.HasPrefix(b, "on 1,3:") {
+		t.Errorf("nccl: %q, graphs: %q", a, b)
+	}
+	b.script("src/nccl/nccl.test", `echo "on $CUDA_VISIBLE_DEVICES"`)
+	steps, text := run(3)
+	if len(steps) != 7 || steps["test nccl"].Last != "on " || !strings.HasPrefix(text, "--pairs: fewer than 4 GPUs, so one package after the other\n") {
+		t.Errorf("steps %v\n%s", steps, text)
+	}
+}
+
+// TestBundlePairsFail: a step that fails beside another is a failure, with its own output.
+func TestBundlePairsFail(t *testing.T) {
+	b := newBundle(t)
+	text, code, out := b.run([]string{"GORUN_DEVICE=", "PATH=" + fakeSMI(t, 4) + ":" + os.Getenv("PATH")}, "--pairs", "--only", "^test", b.dir)
+	var got gpuResults
+	readJSON(t, filepath.Join(out, "results.json"), &got)
+	if s := got.step(t, "test nccl"); code != 1 || got.Failed != 1 || got.Passed != 7 || s.RC != 1 || !strings.Contains(s.Last, "--- FAIL: TestSum") {
+		t.Errorf("exit code %d, %+v\n%s", code, got, text)
 	}
 }
 

@@ -529,7 +529,9 @@ func (c *comparison) write(w io.Writer) {
 		row := fmt.Sprintf("%-15s %-9s %6s  %-13s %-30s %-30s %6s  %-30s %6s", b.Op, b.Calls, shortBytes(b.Bytes), mode, b.Gorun.cell(), text, ratio, torch, torchRatio)
 		fmt.Fprintln(w, strings.TrimRight(row, " "))
 	}
-	fmt.Fprintf(w, "\n%-12s %-9s %-8s %-15s %7s %8s %7s %7s\n", "peer", "calls", "mode", "operation", "points", "geomean", "least", "most")
+	if len(c.Ratios) > 0 {
+		fmt.Fprintf(w, "\n%-12s %-9s %-8s %-15s %7s %8s %7s %7s\n", "peer", "calls", "mode", "operation", "points", "geomean", "least", "most")
+	}
 	for _, g := range c.Ratios {
 		op := g.Op
 		if op == "" {
