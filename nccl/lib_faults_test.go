@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -138,72 +137,6 @@ func TestLibraryLiveGraph(t *testing.T) {
 	}, nil)
 }
 
-// A rank is killed: the other has an error that names it within 3 s, in eager calls and in replays, and gives everything back.
-func TestLibraryDeath(t *testing.T) {
-	for _, how := range []string{"eager", "replay", "capture"} {
-		t.Run(how, func(t *testing.T) {
-			onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
-				return withDevice(ctx, job, nil, func(w *world) error {
-					b, done, err := openBuffers(w, 8<<20, false)
-					defer done()
-					if err != nil {
-						return err
-					}
-					s := spec{op: nccl.OpAllReduce, count: 1 << 20}
-					ty := libTypes[libF32]
-					call := func() error { return ty.call(w, b, s) }
-					capture := func() (*graphs.Graph, error) {
-						return graphs.Capture(ctx, w.stream, func(*cuda.Stream) error { return ty.call(w, b, s) }, graphs.Comms(w.comm))
-					}
-					if how == "replay" {
-						g, err := capture()
-						if err != nil {
-							return err
-						}
-						defer g.Close()
-						call = func() error { return g.Launch(w.stream) }
-					}
-					if how == "capture" {
-						call = func() error {
-							g, err := capture()
-							if err == nil {
-								err = g.Close()
-							}
-							return err
-						}
-					}
-					for i := range 1000 {
-						if job.Rank() == 1 && i == 20 {
-							syscall.Kill(os.Getpid(), syscall.SIGKILL)
-							select {}
-						}
-						start := time.Now()
-						err := outcome(ctx, w.stream, call())
-						if took := time.Since(start); took > 3*time.Second {
-							return fmt.Errorf("call %d took %v: %v", i, took, err)
-						}
-						if err == nil {
-							continue
-						}
-						if i < 19 {
-							return err
-						}
-						return wantErr(err, nccl.ErrRank, "rank 1")
-					}
-					return errors.New("no error")
-				})
-			}, func(t *testing.T, results []ranktest.Result) {
-				if r := results[0]; r.Code != 0 {
-					t.Errorf("%v\n%s", r, r.Err)
-				}
-				if r := results[1]; r.Signal != "SIGKILL" {
-					t.Errorf("%v", r)
-				}
-			})
-		})
-	}
-}
-
 // An abort that does not come to an end holds up neither Close nor the next Init, which says so on all ranks.
 func TestLibraryStuckAbort(t *testing.T) {
 	results := ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
@@ -325,4 +258,23 @@ func TestLibraryInitRefuses(t *testing.T) {
 	t.Run("no unique id", func(t *testing.T) {
 		all("no address for the root")(t, ranktest.RunProcesses(t, 2, lost, append(fakeLibraries(t), "FAKE_NCCL=no-id")...))
 	})
+}
+
+// afresh makes a communicator for f, which fails it.
+func afresh(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, name string, cfg *nccl.Config, f func(w *world) error) error {
+	if cfg == nil {
+		cfg = &nccl.Config{}
+	}
+	cfg.Name = name
+	if err := withComm(ctx, job, dev, cfg, f); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// ends waits for an error with the given texts, within a generous bound.
+func ends(ctx context.Context, w *world, callErr error, sentinel error, parts ...string) error {
+	a := &attempt{world: w}
+	a.ctx = ctx
+	return wantErr(a.wait(callErr), sentinel, parts...)
 }
