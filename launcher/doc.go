@@ -4,6 +4,9 @@
 // for each rank where it runs, with which arguments and environment. [Run] carries a plan out and returns an
 // [Account] of what happened: who failed first, with what, and the exit code.
 //
+// The hosts of a job are those that [ParseHosts] or [ReadHostfile] read, or those of the [Allocation] of a resource manager; a
+// [MapBy] places the ranks on their slots.
+//
 // Below Run, an agent starts and watches the ranks of one host, a keeper (a second process) guards them in case this
 // process is killed, and collectors carry their output in whole lines.
 package launcher

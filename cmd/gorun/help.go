@@ -78,6 +78,8 @@ var exitCodes = []struct {
 	{"N", "the exit code of the rank that failed first"},
 	{"128+N", "the rank that failed first was killed by signal N (137: SIGKILL, 139: SIGSEGV)"},
 	{fmt.Sprint(launcher.ExitUsage), "wrong command line or job file (a rank may exit with 2, too: then a line names it)"},
+	{fmt.Sprint(launcher.ExitNotStarted), "a host could not be reached, or gorun not be started there"},
+	{fmt.Sprint(launcher.ExitHostLost), "a host was lost"},
 	{fmt.Sprint(launcher.ExitTimeout), "--timeout was over"},
 	{fmt.Sprint(launcher.ExitInternal), "gorun itself failed"},
 	{fmt.Sprint(launcher.ExitCannotRun), "the program can't be run, or not be built"},

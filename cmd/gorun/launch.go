@@ -102,7 +102,9 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 		if verbose && f.Allocation.Note != "" {
 			fmt.Fprintf(io.err, "gorun: %s\n", f.Allocation.Note)
 		}
-		f.GPUs = launcher.VisibleGPUs("/", f.Environ)
+		if job.NP == 0 {
+			f.GPUs = launcher.VisibleGPUs("/", f.Environ)
+		}
 	}
 	var missing error
 	f.Program, missing = launcher.FindProgram(job.Program, os.Getenv("PATH"))
