@@ -226,6 +226,7 @@ type point struct {
 	size    uint64
 	count   int       // elements, as NCCL counts them
 	mode    string    // that captured calls have
+	reason  string    // why the first has it
 	n       int       // calls or launches in a round
 	us      []float64 // a call, of each round
 	checked bool
@@ -249,7 +250,7 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 			return p, err
 		}
 		defer func() { err = errors.Join(err, b.release(ctx, g)) }()
-		p.mode = modesOf(g)
+		p.mode, p.reason = modesOf(g), g.Calls()[0].Reason
 		enqueue, perCall, most = func(int) error { return g.Launch(b.stream) }, b.perGraph, b.launches
 	}
 	// In place, the next call works on the last one's result; zeros stay zeros, and no number becomes one that is slow to add.

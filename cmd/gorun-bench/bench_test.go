@@ -268,7 +268,7 @@ func TestSeries(t *testing.T) {
 					l.Wrong == nil || *l.Wrong != 0 || l.Us <= 0 || l.MinUs > l.Us || l.MaxUs < l.Us || l.AlgBW != alg || l.BusBW != bus ||
 					(l.InGraph == 3) != (l.Calls == "captured") || l.Used != "" && ranks > 1 && l.Mode != "auto" ||
 					l.Device != "host" || l.Buffers != map[bool]int{true: 1, false: 4}[l.Bytes < 1000] || l.Path != "" || l.Driver != "" || l.Library != "host platform" ||
-					(l.Mode == "auto" && l.Calls == "captured") != (l.Used != "") && ranks > 1 || l.Bytes == 0 || l.Count == 0 {
+					(l.Mode == "auto" && l.Calls == "captured") != (l.Used != "") && ranks > 1 || (l.Mode == "auto" && l.Calls == "captured") != (l.Reason != "") || l.Bytes == 0 || l.Count == 0 {
 					t.Errorf("%+v", l)
 				}
 			}

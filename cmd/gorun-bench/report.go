@@ -54,6 +54,7 @@ type line struct {
 	AlgBW   float64 `json:"algbw"` // GB/s
 	BusBW   float64 `json:"busbw"`
 	Used    string  `json:"used_mode,omitempty"` // of captured calls, where it is another
+	Reason  string  `json:"reason,omitempty"`    // of the mode, where the runtime has chosen it
 	N       int     `json:"n"`                   // calls or launches in a round
 	InGraph int     `json:"in_graph,omitempty"`  // calls in a graph
 	Buffers int     `json:"buffers"`             // that the calls take in turn
@@ -81,6 +82,9 @@ func (r *report) line(s series, p point) line {
 		l.InGraph = r.c.perGraph
 		if p.mode != s.mode {
 			l.Used = p.mode
+		}
+		if s.mode == "auto" {
+			l.Reason = p.reason
 		}
 	}
 	if p.checked {
