@@ -112,6 +112,9 @@ func (c *Comm) look() error {
 			return err
 		}
 	}
+	if l, ok := c.be.(*library); ok {
+		return l.messages.look()
+	}
 	return nil
 }
 

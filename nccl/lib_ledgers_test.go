@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
@@ -20,7 +21,7 @@ func TestLibraryMismatchInRun(t *testing.T) {
 		}
 		defer dev.Close()
 		for _, at := range []int{1, 2, 9, 16, 17, 18, 40} {
-			err := afresh(ctx, job, dev, fmt.Sprint("call ", at), nil, func(w *world) error {
+			err := withComm(ctx, job, dev, &nccl.Config{Name: fmt.Sprint("call ", at)}, func(w *world) error {
 				b, done, err := openBuffers(w, 4096, false)
 				defer done()
 				if err != nil {
@@ -38,10 +39,13 @@ func TestLibraryMismatchInRun(t *testing.T) {
 					}
 				}
 				defer w.comm.Close() // before the buffers go: calls that were enqueued before the error still use them
-				return ends(ctx, w, err, nccl.ErrMismatch, fmt.Sprintf("call #%d: rank 1: all-reduce of 8 float32, max; rank 0: all-reduce of 8 float32, sum", at))
+				ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+				defer cancel()
+				return wantErr(outcome(ctx, w.stream, err), nccl.ErrMismatch,
+					fmt.Sprintf("call #%d: rank 1: all-reduce of 8 float32, max; rank 0: all-reduce of 8 float32, sum", at))
 			})
 			if err != nil {
-				return err
+				return fmt.Errorf("call %d: %w", at, err)
 			}
 		}
 		return nil

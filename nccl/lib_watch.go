@@ -285,9 +285,6 @@ func (l *library) look() error {
 	if err := c.look(); err != nil {
 		return err
 	}
-	if err := l.messages.look(); err != nil {
-		return err
-	}
 	// Not beside a call that waits for the same: the library ends what is in progress in here, once.
 	if !l.mu.TryLock() {
 		return nil
