@@ -131,7 +131,9 @@ func (j Job) placeRanks(p *Plan, f Facts) ([]int, error) {
 	case len(j.Hosts) > 0 && j.Hostfile != "":
 		return nil, usagef("hosts are given twice, by -H (or [[host]]) and by the hostfile %s: give one of them", j.Hostfile)
 	case j.Hostfile != "":
-		hosts = f.Hostfile
+		if hosts = f.Hostfile; len(hosts) == 0 {
+			return nil, usagef("hostfile %s: no host in it", j.Hostfile)
+		}
 	case len(j.Hosts) == 0:
 		hosts, allocated = f.Allocation.Hosts, true
 	}

@@ -112,7 +112,15 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 	if missing != nil && (err != nil || !foundThere(plan)) {
 		return nil, hintCommand(missing, job)
 	}
-	return plan, err
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range plan.Remote.Stage {
+		if _, err := os.Stat(file); err != nil {
+			return nil, usagef("--stage %s: %v", file, errors.Unwrap(err))
+		}
+	}
+	return plan, nil
 }
 
 // foundThere reports whether a program that this host lacks may be there where the ranks run: no rank runs here, and
