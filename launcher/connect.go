@@ -5,11 +5,13 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -230,7 +232,7 @@ func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index
 	if err := agentwire.ReadPreface(s, Build()); err != nil {
 		return fail(err)
 	}
-	if h.mux, err = agentwire.Dial(s); err != nil {
+	if h.mux, err = agentwire.Dial(&sessionConn{Started: s}); err != nil {
 		return fail(err)
 	}
 	h.opened = time.Since(begin)
@@ -279,6 +281,36 @@ func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index
 		r.verbose("host %s: there is no directory %s: the ranks run in %s", ph.Name, p.Dir, m.Prepared.Dir)
 	}
 	return h, nil
+}
+
+// sessionConn is a session below streams. After its end it is closed only when it is known how it ended.
+type sessionConn struct {
+	*push.Started
+	over atomic.Bool
+}
+
+func (c *sessionConn) Read(p []byte) (int, error) {
+	n, err := c.Started.Read(p)
+	if err == io.EOF {
+		c.over.Store(true)
+	}
+	return n, err
+}
+
+func (c *sessionConn) Close() error {
+	if c.over.Load() {
+		ended := make(chan struct{})
+		go func() {
+			c.Wait()
+			close(ended)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(time.Second):
+			// What is closed next ends the wait.
+		}
+	}
+	return c.Started.Close()
 }
 
 // bare is an error of a way, or of a push, without the host's name in front, which comes from elsewhere; its advice is kept.

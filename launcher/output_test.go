@@ -20,7 +20,13 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "agent" { // the test binary is gorun on other hosts
 		agentMain(os.Args[2:])
 	}
-	goleak.VerifyTestMain(m)
+	if len(os.Args) > 2 && os.Args[1] == "rank" {
+		testRank(os.Args[2])
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(gorunDir)
+		os.Exit(code)
+	}))
 }
 
 // sink keeps what was written, and each write apart.

@@ -275,7 +275,7 @@ func (h *remoteHost) sessionEnd() error {
 	if x, ok := errors.AsType[*way.ExitError](err); ok {
 		text = "its agent has ended (" + x.Error() + ")"
 	} else if w, ok := errors.AsType[*way.Error](err); ok {
-		text = "the connection has ended: " + w.Cause.Error()
+		text = w.Cause.Error()
 	} else if err != nil {
 		text = "the connection has ended: " + err.Error()
 	}

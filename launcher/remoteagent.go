@@ -265,6 +265,9 @@ func (s *agentServer) findProgram() (Program, error) {
 			return p, err
 		}
 	}
+	if file == "" { // gorun's host does not have it
+		file = name
+	}
 	p, err := FindProgram(file, "")
 	p.Name = name
 	if err == nil && p.GoDir != "" {

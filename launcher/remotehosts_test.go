@@ -1,0 +1,432 @@
+package launcher
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
+)
+
+// onHosts are hosts with the rank program as /root/rank.
+func onHosts(t *testing.T, n int) *testhosts.Hosts {
+	t.Helper()
+	h := testhosts.New(t, n, testhosts.Options{})
+	for i := range n {
+		if err := copyProgram("/proc/self/exe", h.Path(i, "/root/rank")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}
+
+func copyProgram(from, to string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	w, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(w, r)
+	return errors.Join(err, w.Close())
+}
+
+// hostsJob is a gorun that reaches hosts by its own ssh client. Its ranks leave marks in their /root.
+type hostsJob struct {
+	t        *testing.T
+	cmd      *exec.Cmd
+	out, err bytes.Buffer
+	waited   bool
+}
+
+// gorunDir is removed at the end of the tests; "" if gorun was not built.
+var gorunDir string
+
+// gorunFile is gorun, built.
+var gorunFile = sync.OnceValues(func() (string, error) {
+	var err error
+	if gorunDir, err = os.MkdirTemp("", "gorun-test-"); err != nil {
+		return "", err
+	}
+	file := filepath.Join(gorunDir, "gorun")
+	cmd := exec.Command("go", "build", "-o", file, "../cmd/gorun")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w: %s", err, out)
+	}
+	return file, nil
+})
+
+func newHostsJob(t *testing.T, h *testhosts.Hosts, slots int, args ...string) *hostsJob {
+	t.Helper()
+	file, err := gorunFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, one := range h.Hosts {
+		list = append(list, fmt.Sprintf("%s:%d", one.Name, slots))
+	}
+	j := &hostsJob{t: t}
+	j.cmd = h.Launcher(context.Background(), file, append([]string{"--ssh-config", h.SSHConfig, "-H", strings.Join(list, ","), "--stage", "none"}, args...)...)
+	j.cmd.Stdout, j.cmd.Stderr, j.cmd.WaitDelay = &j.out, &j.err, 30*time.Second
+	t.Cleanup(func() {
+		if j.cmd.Process != nil && !j.waited {
+			j.cmd.Process.Kill()
+			j.cmd.Wait()
+		}
+	})
+	return j
+}
+
+func (j *hostsJob) start() *hostsJob {
+	j.t.Helper()
+	if err := j.cmd.Start(); err != nil {
+		j.t.Fatal(err)
+	}
+	return j
+}
+
+func (j *hostsJob) run() int { j.t.Helper(); return j.start().wait() }
+
+// wait waits for gorun's end and returns its exit code.
+func (j *hostsJob) wait() int {
+	j.t.Helper()
+	stuck := time.AfterFunc(60*time.Second, func() { j.cmd.Process.Kill() })
+	err := j.cmd.Wait()
+	j.waited = true
+	if !stuck.Stop() {
+		j.t.Fatalf("gorun did not end in 60 s; stderr:\n%s", j.err.String())
+	}
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		j.t.Fatal(err)
+	}
+	st := j.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if st.Signaled() {
+		return 128 + int(st.Signal())
+	}
+	return st.ExitStatus()
+}
+
+// testRank is what the test binary does as a rank.
+func testRank(verb string) {
+	ctx := context.Background()
+	fail := func(err error) {
+		fmt.Fprintf(os.Stderr, "rank %s: %v\n", os.Getenv("GORUN_RANK"), err)
+		os.Exit(1)
+	}
+	up := func() {
+		if err := os.WriteFile("/root/up"+os.Getenv("GORUN_RANK"), nil, 0o600); err != nil {
+			fail(err)
+		}
+	}
+	if verb == "signal" { // until one comes
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGUSR1)
+		up()
+		<-c
+		os.Exit(0)
+	}
+	job, err := bootstrap.Join(ctx)
+	if err == nil {
+		err = job.Barrier(ctx)
+	}
+	if err != nil {
+		fail(err)
+	}
+	switch verb {
+	case "join":
+		fmt.Printf("rank %d of %d joined\n", job.Rank(), job.Size())
+		if err := job.Close(); err != nil {
+			fail(err)
+		}
+	case "wait": // until a host is lost
+		lost := make(chan error, 1)
+		job.Watch(func(e bootstrap.Event) {
+			if e.Kind == bootstrap.HostLost {
+				lost <- e.Err
+			}
+		})
+		up()
+		fail(<-lost)
+	}
+	os.Exit(0)
+}
+
+// up waits for the marks of ranks on hosts with as many ranks each.
+func up(t *testing.T, j *hostsJob, h *testhosts.Hosts, slots int) {
+	t.Helper()
+	for i := range h.Hosts {
+		for r := range slots {
+			file := h.Path(i, "/root/up"+strconv.Itoa(i*slots+r))
+			eventually(t, file, func() bool {
+				_, err := os.Stat(file)
+				return err == nil
+			})
+		}
+	}
+}
+
+// empty waits until nothing of the job runs on a host any more; it returns how long that took.
+func empty(t *testing.T, h *testhosts.Hosts, i int, bound time.Duration) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for {
+		left, err := h.Processes(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(left) == 0 {
+			return time.Since(begin)
+		}
+		if time.Since(begin) > bound {
+			t.Errorf("on %s there is still after %v: %v", h.Hosts[i].Name, bound, left)
+			return bound
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// clean fails the test unless the hosts have nothing of the job: no process, no file but the cache, no shared memory.
+func clean(t *testing.T, h *testhosts.Hosts, bound time.Duration) {
+	t.Helper()
+	for i := range h.Hosts {
+		empty(t, h, i, bound)
+		for _, dir := range []string{"/root", "/home", "/tmp", "/var/tmp", "/run", "/dev/shm"} {
+			files, err := h.Files(i, dir)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, f := range files {
+				switch {
+				case strings.HasPrefix(f, "/root/.cache/gorun/"), strings.HasPrefix(f, "/run/"), strings.HasPrefix(f, "/root/up"), f == "/root/rank",
+					strings.HasSuffix(f, "/.profile"), strings.HasSuffix(f, "/.bashrc"), strings.HasSuffix(f, "/.bash_profile"):
+				default:
+					t.Errorf("left on %s: %s", h.Hosts[i].Name, f)
+				}
+			}
+		}
+	}
+}
+
+func TestHostsRun(t *testing.T) {
+	h := onHosts(t, 4)
+	t.Run("join", func(t *testing.T) {
+		j := newHostsJob(t, h, 2, "/root/rank", "rank", "join")
+		if got := j.run(); got != 0 || j.err.Len() > 0 {
+			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
+		}
+		got := strings.Split(strings.TrimSpace(j.out.String()), "\n")
+		slices.Sort(got)
+		var want []string
+		for i := range 8 {
+			want = append(want, fmt.Sprintf("rank %d of 8 joined", i))
+		}
+		if d := cmp.Diff(got, want); d != "" {
+			t.Errorf("-got +want:\n%s", d)
+		}
+		clean(t, h, time.Second)
+	})
+	t.Run("places", func(t *testing.T) {
+		// There is no directory of this name on the hosts: the ranks run in one of the job's own.
+		j := newHostsJob(t, h, 1, "-v", "sh", "-c", `echo "$GORUN_RANK $(hostname) $MASTER_ADDR $(echo $PWD | sed "s/gorun-.*/gorun/")"; [ $PWD = $(pwd -P) ] && touch file`)
+		j.cmd.Dir = t.TempDir()
+		if got := j.run(); got != 0 {
+			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
+		}
+		got := strings.Split(strings.TrimSpace(j.out.String()), "\n")
+		slices.Sort(got)
+		var want []string
+		for i := range 4 {
+			want = append(want, fmt.Sprintf("%d h%d %v /tmp/gorun", i, i+1, h.Hosts[0].Addr))
+		}
+		if d := cmp.Diff(got, want); d != "" {
+			t.Errorf("-got +want:\n%s", d)
+		}
+		if want := "gorun: host h2: there is no directory " + j.cmd.Dir + ": the ranks run in /tmp/gorun-"; !strings.Contains(j.err.String(), want) {
+			t.Errorf("stderr %s, want %q in it", j.err.String(), want)
+		}
+		clean(t, h, time.Second)
+	})
+	t.Run("directory missing on one", func(t *testing.T) {
+		for i := range 3 {
+			if err := os.Mkdir(h.Path(i, "/home/data"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		j := newHostsJob(t, h, 1, "--wdir", "/home/data", "true")
+		if got, want := j.run(), "gorun: host h4: change to working directory /home/data: no such file or directory\n"; got != 126 || j.err.String() != want {
+			t.Errorf("exit code %d, stderr %q, want 126, %q", got, j.err.String(), want)
+		}
+		clean(t, h, time.Second)
+	})
+	t.Run("program missing on one", func(t *testing.T) {
+		if err := os.Rename(h.Path(1, "/root/rank"), h.Path(1, "/root/.cache/gorun/rank")); err != nil {
+			t.Fatal(err)
+		}
+		defer os.Rename(h.Path(1, "/root/.cache/gorun/rank"), h.Path(1, "/root/rank"))
+		j := newHostsJob(t, h, 1, "/root/rank", "rank", "join")
+		if got, want := j.run(), "gorun: host h2: run /root/rank: no such file or directory\n"; got != 127 || j.err.String() != want {
+			t.Errorf("exit code %d, stderr %q, want 127, %q", got, j.err.String(), want)
+		}
+		clean(t, h, time.Second)
+	})
+}
+
+// Each fault, how long it takes until gorun has ended, and until nothing is left.
+func TestHostsFaults(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: waits for hosts to be missed")
+	}
+	sshd := func(t *testing.T, h *testhosts.Hosts, i int) {
+		// The session's sshd is the agent's parent or grandparent.
+		all, err := h.Processes(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range all {
+			if len(p.Args) == 2 && p.Args[1] == "agent" {
+				for pid := p.PID; ; {
+					status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+					m := regexp.MustCompile(`PPid:\s+(\d+)`).FindSubmatch(status)
+					if m == nil {
+						t.Fatalf("no sshd above %v", p)
+					}
+					pid, _ = strconv.Atoi(string(m[1]))
+					comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+					if strings.HasPrefix(string(comm), "sshd") {
+						syscall.Kill(pid, syscall.SIGKILL)
+						return
+					}
+				}
+			}
+		}
+		t.Fatalf("no agent in %v", all)
+	}
+	agent := func(t *testing.T, h *testhosts.Hosts, i int, sig syscall.Signal) {
+		all, err := h.Processes(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range all {
+			if len(p.Args) == 2 && p.Args[1] == "agent" {
+				syscall.Kill(p.PID, sig)
+				return
+			}
+		}
+		t.Fatalf("no agent in %v", all)
+	}
+	for _, c := range []struct {
+		name  string
+		fault func(t *testing.T, h *testhosts.Hosts, j *hostsJob)
+		mend  func(h *testhosts.Hosts)
+		code  int
+		err   string        // a pattern, in stderr
+		job   time.Duration // bound for gorun
+		hosts time.Duration // and then for what runs on the hosts
+	}{
+		{"gorun killed", func(t *testing.T, h *testhosts.Hosts, j *hostsJob) { j.cmd.Process.Kill() }, nil, 137, `^$`, time.Second, 2 * time.Second},
+		{"agent killed", func(t *testing.T, h *testhosts.Hosts, j *hostsJob) { agent(t, h, 1, syscall.SIGKILL) }, nil, 123, `host h2 is lost: its agent has ended`, 3 * time.Second, time.Second},
+		{"agent of host 0 killed", func(t *testing.T, h *testhosts.Hosts, j *hostsJob) { agent(t, h, 0, syscall.SIGKILL) }, nil, 123, `host h1 is lost: its agent has ended`, 3 * time.Second, time.Second},
+		{"sshd killed", func(t *testing.T, h *testhosts.Hosts, j *hostsJob) { sshd(t, h, 2) }, nil, 123, `host h3 is lost: `, 3 * time.Second, 2 * time.Second},
+		{"link cut", func(t *testing.T, h *testhosts.Hosts, j *hostsJob) {
+			if err := h.Cut(1); err != nil {
+				t.Fatal(err)
+			}
+		}, func(h *testhosts.Hosts) { h.Join(1) }, 123, `gorun: host h2 is lost: no answer for \d+s, and the other hosts do not reach it either`, 15 * time.Second, 15 * time.Second},
+		{"link of host 0 cut", func(t *testing.T, h *testhosts.Hosts, j *hostsJob) {
+			if err := h.Cut(0); err != nil {
+				t.Fatal(err)
+			}
+		}, func(h *testhosts.Hosts) { h.Join(0) }, 123, `gorun: host h1 is lost: no answer for \d+s, and the other hosts do not reach it either`, 15 * time.Second, 15 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := onHosts(t, 3)
+			j := newHostsJob(t, h, 2, "/root/rank", "rank", "wait").start()
+			up(t, j, h, 2)
+			begin := time.Now()
+			c.fault(t, h, j)
+			if got := j.wait(); got != c.code {
+				t.Errorf("exit code %d, want %d", got, c.code)
+			}
+			took := time.Since(begin)
+			if took > c.job {
+				t.Errorf("gorun ended after %v, want %v at most", took, c.job)
+			}
+			if !regexp.MustCompile(c.err).MatchString(j.err.String()) {
+				t.Errorf("stderr %q, want %s", j.err.String(), c.err)
+			}
+			if m := regexp.MustCompile(`gorun: host h(\d) is lost`).FindStringSubmatch(j.err.String()); m != nil {
+				lost, _ := strconv.Atoi(m[1])
+				for r := range 6 {
+					if r/2 != lost-1 && !regexp.MustCompile(fmt.Sprintf(`(?m)^rank %d: .*\bh%d\b`, r, lost)).MatchString(j.err.String()) {
+						t.Errorf("rank %d does not say that host h%d is lost", r, lost)
+					}
+				}
+			}
+			last := time.Duration(0)
+			for i := range h.Hosts {
+				last = max(last, empty(t, h, i, c.hosts))
+			}
+			t.Logf("gorun ended after %v, the hosts were empty %v later; %s", took, last, j.err.String())
+			if c.mend != nil {
+				c.mend(h)
+			}
+			clean(t, h, time.Second)
+		})
+	}
+}
+
+// What is no loss: agents that are stopped for 3 s, one after the other and all at once.
+func TestHostsNotLost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: takes 10 s")
+	}
+	h := onHosts(t, 3)
+	j := newHostsJob(t, h, 1, "/root/rank", "rank", "signal").start()
+	up(t, j, h, 1)
+	signal := func(which []int, sig syscall.Signal) {
+		for _, i := range which {
+			all, err := h.Processes(i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range all {
+				if len(p.Args) == 2 && p.Args[1] == "agent" {
+					syscall.Kill(p.PID, sig)
+				}
+			}
+		}
+	}
+	for _, which := range [][]int{{1}, {0, 1, 2}} {
+		signal(which, syscall.SIGSTOP)
+		time.Sleep(3 * time.Second)
+		signal(which, syscall.SIGCONT)
+	}
+	time.Sleep(3 * time.Second) // gossip speaks of it for some time
+	j.cmd.Process.Signal(syscall.SIGUSR1)
+	if got := j.wait(); got != 0 || j.err.Len() > 0 {
+		t.Errorf("exit code %d, stderr %q, want 0", got, j.err.String())
+	}
+	clean(t, h, time.Second)
+}
