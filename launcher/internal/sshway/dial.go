@@ -50,6 +50,32 @@ func (l *link) close() {
 type watchedConn struct {
 	net.Conn
 	last atomic.Int64 // nanoseconds since start
+
+	mu  sync.Mutex // guards err
+	err error      // the first of a read or write: the ones behind it only follow from it
+}
+
+func (c *watchedConn) note(err error) {
+	if err == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.err = err
+	}
+}
+
+func (c *watchedConn) firstError() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+func (c *watchedConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.note(err)
+	return n, err
 }
 
 var start = time.Now()
@@ -59,6 +85,7 @@ func (c *watchedConn) Read(p []byte) (int, error) {
 	if n > 0 {
 		c.last.Store(int64(time.Since(start)))
 	}
+	c.note(err)
 	return n, err
 }
 
@@ -318,7 +345,7 @@ func (c *Client) handshake(ctx context.Context, h hop, raw net.Conn, cut func())
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return nil, handshakeFailure(ctx, h, check, l, err)
+		return nil, handshakeFailure(ctx, h, conn, check, l, err)
 	}
 	return &link{client: ssh.NewClient(sc, chans, reqs), conn: conn, cut: cut}, nil
 }

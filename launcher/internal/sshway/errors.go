@@ -53,6 +53,9 @@ func dialFailure(ctx context.Context, h hop, err error) *way.Error {
 		e.Cause = fmt.Errorf("%s: %w", what, context.Cause(ctx))
 		e.Advice = fmt.Sprintf("nothing answered: is the host up, and port %d open in its firewall?", h.o.port)
 		e.Temporary = isTimeout(ctx.Err())
+	case errors.Is(err, syscall.ECONNRESET): // accepted by the kernel, and dropped
+		e.Cause = fmt.Errorf("%s: %w (%w)", what, errDropped, syscall.ECONNRESET)
+		e.Temporary = true
 	case errors.Is(err, syscall.ECONNREFUSED):
 		e.Cause = fmt.Errorf("%s: %w", what, syscall.ECONNREFUSED)
 		e.Advice = fmt.Sprintf("is sshd running there, on port %d?", h.o.port)
@@ -74,7 +77,7 @@ func isEnd(err error) bool {
 
 // handshakeFailure is the error of a connection that was made and led to no authenticated session. l is nil if the
 // server got no request to authenticate.
-func handshakeFailure(ctx context.Context, h hop, check *hostKeyCheck, l *login, err error) *way.Error {
+func handshakeFailure(ctx context.Context, h hop, conn *watchedConn, check *hostKeyCheck, l *login, err error) *way.Error {
 	cause := err
 	if inner := errors.Unwrap(err); inner != nil {
 		cause = inner // without "ssh: handshake failed"
@@ -89,6 +92,9 @@ func handshakeFailure(ctx context.Context, h hop, check *hostKeyCheck, l *login,
 			return e
 		}
 		return failure(h, way.PhaseConnect, ae, "take OpenSSH's client by --rsh ssh")
+	}
+	if first := conn.firstError(); first != nil && isEnd(first) {
+		err, cause = first, first
 	}
 	phase := way.PhaseConnect
 	switch {

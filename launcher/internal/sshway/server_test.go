@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -201,7 +202,8 @@ func (s *server) run(t testing.TB, sshd, config string) bool {
 		args = append([]string{"unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", `mount -t tmpfs tmpfs /run; mkdir -m 755 /run/sshd; exec "$@"`, "sh"}, args...)
 	}
 	cmd := exec.Command(args[0], args[1:]...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	runtime.LockOSThread() // the signal comes when this thread ends; a test's goroutine lives as long as it needs
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stderr, err := cmd.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
