@@ -80,11 +80,25 @@ type Account struct {
 	Ended    time.Duration `json:"ended_ns"`         // from Start until the last rank had ended
 	LeftOver int           `json:"left_over"`        // processes that ranks left behind and that were killed
 	Cut      bool          `json:"output_cut"`       // gorun was ended before all output had been read from it
+	Hosts    []HostAccount `json:"hosts,omitempty"`  // of a job with ranks elsewhere
 	Ranks    []RankAccount `json:"ranks"`
 
 	suspicions []node.Suspicion // what ranks said of others, in order
 
 	midLine bool // stderr stands in the middle of a line
+}
+
+// HostAccount says how a host came to the job, and left it. Times are from Account.Start.
+type HostAccount struct {
+	Host     string        `json:"host"`
+	Addr     string        `json:"addr,omitempty"`        // of its bootstrap node
+	Agent    string        `json:"agent,omitempty"`       // the agent's file there
+	Sent     bool          `json:"sent,omitempty"`        // that file was sent for this job
+	Dir      string        `json:"dir,omitempty"`         // where its ranks run, if that is the job's own directory
+	Opened   time.Duration `json:"opened_ns,omitempty"`   // until its agent spoke
+	Prepared time.Duration `json:"prepared_ns,omitempty"` // until it had prepared
+	Met      time.Duration `json:"met_ns,omitempty"`      // until its node had met all others
+	Lost     string        `json:"lost,omitempty"`        // why it was given up
 }
 
 // RankAccount says how a rank ended.

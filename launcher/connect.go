@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -57,6 +58,9 @@ func Build() string {
 // connect prepares the hosts of a job on several, all at once.
 func (r *runner) connect(ctx context.Context) (meeting, error) {
 	p := r.plan
+	for _, h := range p.Hosts {
+		r.acct.Hosts = append(r.acct.Hosts, HostAccount{Host: h.Name})
+	}
 	w, err := r.wayTo()
 	if err != nil {
 		return meeting{}, err
@@ -116,12 +120,18 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 			}
 			r.hosts[res.index] = res.host
 			h := res.host
-			pushed := ""
-			if h.session.Pushed {
-				pushed = ", sent"
+			a := &r.acct.Hosts[res.index]
+			a.Addr, a.Agent, a.Sent = h.prepared.Addr, h.session.File, h.session.Pushed
+			a.Opened, a.Prepared = h.opened.Sub(r.acct.Start), h.ready.Sub(r.acct.Start)
+			if h.prepared.OwnDir {
+				a.Dir = string(h.prepared.Dir)
 			}
-			r.verbose("host %s: node at %s; agent %s%s after %v, prepared after %v", h.name, h.prepared.Addr, h.session.File, pushed,
-				h.opened.Round(time.Millisecond), h.ready.Round(time.Millisecond))
+			sent := ""
+			if a.Sent {
+				sent = ", which was sent,"
+			}
+			r.verbose("host %s: agent %s%s speaks after %v, is prepared after %v, its node at %s", h.name, a.Agent, sent,
+				a.Opened.Round(time.Millisecond), a.Prepared.Round(time.Millisecond), a.Addr)
 			if strings.TrimSpace(h.session.Noise) != "" {
 				r.verbose("host %s: its shell's start-up files say %q", h.name, h.session.Noise)
 			}
@@ -165,7 +175,35 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 		}
 		return meeting{}, &notStarted{failed}
 	}
+	if err := r.sameMachine(); err != nil {
+		return meeting{}, err
+	}
 	return r.arrange(ctx, key)
+}
+
+// sameMachine refuses two names of one machine: each agent would take all of its devices for its own ranks. A way that the user
+// gave may have reasons for it.
+func (r *runner) sameMachine() error {
+	if r.plan.Remote.RSH != "" || r.o.way != nil {
+		return nil
+	}
+	seen := map[string]string{}
+	for i, h := range r.plan.Hosts {
+		id := ""
+		if rh, ok := r.hosts[i].(*remoteHost); ok {
+			id = rh.prepared.Machine
+		} else if h.Local {
+			id = machine()
+		}
+		if id == "" {
+			continue
+		}
+		if other, ok := seen[id]; ok {
+			return &UsageError{Msg: fmt.Sprintf("hosts %s and %s are the same machine", other, h.Name), Hint: "give one of the names, with the slots of both"}
+		}
+		seen[id] = h.Name
+	}
+	return nil
 }
 
 // missingText counts the hosts that are missing and names some.
@@ -177,6 +215,10 @@ func (r *runner) missingText(missing map[int]bool) string {
 		}
 	}
 	n := len(names)
+	why := r.retries.reason(names[0])
+	if why != nil {
+		names[0] += fmt.Sprintf(" (%v)", why)
+	}
 	if n > 4 {
 		names = append(names[:4], "...")
 	}
@@ -197,7 +239,31 @@ func (r *runner) wayTo() (way.Way, error) {
 		return way.NewCommand(p.RSH)
 	}
 	return sshway.New(sshway.Config{File: p.SSHConfig, AcceptNewHostKeys: p.AcceptNewHostKeys, Patient: true,
-		OnRetry: func(t way.Target, err error) { r.verbose("%v; trying again", err) }}), nil
+		OnRetry: func(t way.Target, err error) {
+			r.retries.note(t.Name, bare(err))
+			r.verbose("%v; trying again", err)
+		}}), nil
+}
+
+// retries keeps why hosts are tried again.
+type retries struct {
+	mu  sync.Mutex
+	why map[string]error
+}
+
+func (r *retries) note(host string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.why == nil {
+		r.why = map[string]error{}
+	}
+	r.why[host] = err
+}
+
+func (r *retries) reason(host string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.why[host]
 }
 
 // open opens a session on a host and has its agent prepare. ctx bounds it.
@@ -206,7 +272,6 @@ func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index
 	ph := &p.Hosts[index]
 	h := &remoteHost{index: index, name: ph.Name, events: r.events, output: r.output, doubt: r.doubt, log: func(line string) { r.verbose("%s", line) },
 		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
-	begin := time.Now()
 	s, err := push.Open(ctx, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})
 	if err != nil {
 		return nil, bare(err)
@@ -235,7 +300,7 @@ func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index
 	if h.mux, err = agentwire.Dial(&sessionConn{Started: s}); err != nil {
 		return fail(err)
 	}
-	h.opened = time.Since(begin)
+	h.opened = time.Now()
 	prep := &agentwire.Prepare{
 		Job: r.acct.Job, Key: key, Node: index, NodeOf: p.nodeOf(), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
 		MasterPort: p.Ranks[0].Host == index, Name: []byte(p.Program.Name), Path: []byte(p.Program.Path), Dir: []byte(p.Dir), DirGiven: p.DirGiven,
@@ -276,7 +341,7 @@ func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index
 		return fail(context.Cause(ctx))
 	}
 	h.prepared = m.Prepared
-	h.ready = time.Since(begin)
+	h.ready = time.Now()
 	if m.Prepared.OwnDir {
 		r.verbose("host %s: there is no directory %s: the ranks run in %s", ph.Name, p.Dir, m.Prepared.Dir)
 	}
@@ -372,7 +437,9 @@ func (r *runner) arrange(ctx context.Context, key []byte) (meeting, error) {
 		if err != nil {
 			return m, err
 		}
-		addrs = append(addrs, r.hosts[i].(*localHost).node.Addr())
+		addr := r.hosts[i].(*localHost).node.Addr()
+		r.acct.Hosts[i].Addr, r.acct.Hosts[i].Prepared = addr, time.Since(r.acct.Start)
+		addrs = append(addrs, addr)
 		if i == head {
 			m.addr, m.port = bind.String(), local.port
 		}

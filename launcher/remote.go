@@ -54,8 +54,8 @@ type remoteHost struct {
 	session  *push.Started
 	mux      *agentwire.Mux
 	prepared *agentwire.Prepared
-	opened   time.Duration // from the beginning of the connection until the agent spoke
-	ready    time.Duration // and until it had prepared
+	opened   time.Time // its agent spoke
+	ready    time.Time // it had prepared
 	doubt    func(host int)
 	log      func(line string)
 	stdin    *remoteStdin // nil: none of its ranks has any

@@ -70,3 +70,32 @@ func TestRemoteRanks(t *testing.T) {
 	t.Logf("%s%v", e.text(), time.Since(acct.Start))
 	nothingLeft(t, acct.Job)
 }
+
+// Some ranks here, in this process, and some by an agent: in either order.
+func TestLocalAndRemoteRanks(t *testing.T) {
+	for _, hosts := range [][]string{{"here:2", "b:2"}, {"b:2", "here:2"}} {
+		t.Run(hosts[0], func(t *testing.T) {
+			s, e := &sink{}, &sink{}
+			before := openFDs(t)
+			acct := Run(t.Context(), planOn(t, Job{}, "[ $GORUN_RANK = 3 ] && exit 3; echo $GORUN_RANK on $GORUN_NODE; sleep 1000", hosts...),
+				remoteOptions(t, Options{Stdout: s, Stderr: e, Verbose: true}))
+			if acct.Code != 3 || acct.Cause != 3 {
+				t.Errorf("code %d, cause %d, want 3: %s%s", acct.Code, acct.Cause, acct.Summary(), e.text())
+			}
+			for _, line := range strings.Split(strings.TrimSpace(s.text()), "\n") {
+				if !slices.Contains([]string{"0 on 0", "1 on 0", "2 on 1", ""}, line) {
+					t.Errorf("line %q", line)
+				}
+			}
+			for i, h := range acct.Hosts {
+				if h.Host != strings.TrimSuffix(hosts[i], ":2") || h.Addr == "" || h.Prepared == 0 {
+					t.Errorf("host %d: %+v", i, h)
+				}
+			}
+			nothingLeft(t, acct.Job)
+			if after := openFDs(t); after > before+2 {
+				t.Errorf("%d descriptors, %d before", after, before)
+			}
+		})
+	}
+}

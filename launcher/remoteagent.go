@@ -247,9 +247,26 @@ func (s *agentServer) prepare() error {
 	if s.host, err = newLocalHost(ctx, cfg); err != nil {
 		return err
 	}
-	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Addr: s.host.node.Addr(), MasterAddr: bind.String(), MasterPort: s.host.masterPort,
+	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Addr: s.host.node.Addr(), MasterAddr: bind.String(), MasterPort: s.host.masterPort,
 		Dir: []byte(s.dir), OwnDir: s.ownDir}})
 	return nil
+}
+
+// machine tells this machine from others, and a container from the machine that it runs on.
+func machine() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	id := strings.TrimSpace(string(boot))
+	for _, ns := range []string{"mnt", "net", "pid"} {
+		name, err := os.Readlink("/proc/self/ns/" + ns)
+		if err != nil {
+			return ""
+		}
+		id += " " + name
+	}
+	return id
 }
 
 // findProgram finds the program on this host: a name in this host's PATH, else the file that gorun found.

@@ -34,6 +34,10 @@ func onHosts(t *testing.T, n int) *testhosts.Hosts {
 			t.Fatal(err)
 		}
 	}
+	// So that no run says how far it is with sending gorun.
+	if j := newHostsJob(t, h, 1, "true"); j.run() != 0 {
+		t.Fatalf("gorun: %s", j.err.String())
+	}
 	return h
 }
 
@@ -277,6 +281,22 @@ func TestHostsRun(t *testing.T) {
 		j := newHostsJob(t, h, 1, "--wdir", "/home/data", "true")
 		if got, want := j.run(), "gorun: host h4: change to working directory /home/data: no such file or directory\n"; got != 126 || j.err.String() != want {
 			t.Errorf("exit code %d, stderr %q, want 126, %q", got, j.err.String(), want)
+		}
+		clean(t, h, time.Second)
+	})
+	t.Run("two names of one host", func(t *testing.T) {
+		config, err := os.ReadFile(h.SSHConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "config")
+		alias := fmt.Sprintf("Host other\n HostName %v\n", h.Hosts[1].Addr)
+		if err := os.WriteFile(file, []byte(alias+strings.Replace(string(config), "Host h2", "Host h2 other", 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j := newHostsJob(t, h, 1, "--ssh-config", file, "-H", "h1,other", "true")
+		if got, want := j.run(), "gorun: hosts h2 and other are the same machine; give one of the names, with the slots of both\n"; got != 2 || j.err.String() != want {
+			t.Errorf("exit code %d, stderr %q, want 2, %q", got, j.err.String(), want)
 		}
 		clean(t, h, time.Second)
 	})

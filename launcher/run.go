@@ -78,6 +78,7 @@ type runner struct {
 	bringing []bool   // hosts that still start ranks
 	lost     []bool   // hosts
 	nMet     int      // hosts that have met all others
+	retries  retries
 
 	ending    bool
 	sequence  []syscall.Signal // what is still to be sent to the ranks
@@ -136,6 +137,9 @@ func (r *runner) internal(err error) {
 	}
 	if s, ok := errors.AsType[*StartError](err); ok {
 		r.acct.Reason, r.cannotRun = ReasonCannotRun, s.Code
+	}
+	if _, ok := errors.AsType[*UsageError](err); ok {
+		r.acct.Reason, r.cannotRun = ReasonCannotRun, ExitUsage
 	}
 	if _, ok := errors.AsType[*notStarted](err); ok {
 		r.acct.Reason = ReasonNotStarted
@@ -436,6 +440,7 @@ func (r *runner) event(e agentEvent) {
 	case hostLost:
 		r.loseHost(e)
 	case hostMet:
+		r.acct.Hosts[e.host].Met = time.Since(r.acct.Start)
 		if r.nMet++; r.nMet == len(r.hosts) {
 			r.acct.Met = time.Since(r.acct.Start)
 			r.verbose("all hosts are members after %v", r.acct.Met.Round(time.Millisecond))
@@ -477,6 +482,7 @@ func (r *runner) loseHost(e agentEvent) {
 		return
 	}
 	r.lost[e.host] = true
+	r.acct.Hosts[e.host].Lost = e.err.Error()
 	name := r.plan.Hosts[e.host].Name
 	for i, h := range r.hosts {
 		if !r.lost[i] {

@@ -109,6 +109,7 @@ type Rank struct {
 
 // Prepared says that the host can start its ranks.
 type Prepared struct {
+	Machine    string // tells machines apart, and containers on one; "": not known
 	Addr       string // of the host's node
 	MasterAddr string // the host's address, for the job's meeting point
 	MasterPort int    // 0: none was asked for
