@@ -188,7 +188,7 @@ func parseJump(text string) (way.Target, error) {
 		host = s[1:end]
 		if rest := s[end+1:]; rest != "" {
 			var ok bool
-			if port, ok = strings.CutPrefix(rest, ":"); !ok {
+			if port, ok = strings.CutPrefix(rest, ":"); !ok || port == "" {
 				return t, fmt.Errorf("%q: %q behind ]", text, rest)
 			}
 		}

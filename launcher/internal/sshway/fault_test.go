@@ -52,26 +52,6 @@ func serveRaw(t testing.TB, serve func(net.Conn)) (port int, count *atomic.Int64
 	return l.Addr().(*net.TCPAddr).Port, count
 }
 
-// relay is a serve function that passes everything on to addr.
-func relay(addr string) func(net.Conn) {
-	return func(conn net.Conn) {
-		to, err := net.Dial("tcp", addr)
-		if err != nil {
-			return
-		}
-		defer to.Close()
-		back := make(chan struct{})
-		go func() {
-			io.Copy(conn, to)
-			conn.Close()
-			close(back)
-		}()
-		io.Copy(to, conn)
-		to.Close()
-		<-back
-	}
-}
-
 func TestRefused(t *testing.T) {
 	st := newSite(t, "")
 	port := freePort(t, "127.0.0.1")

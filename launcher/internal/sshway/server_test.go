@@ -269,6 +269,21 @@ func freePort(t testing.TB, ip string) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
+// logins counts who was let in.
+func (s *server) logins() int { return strings.Count(s.log.String(), "Accepted publickey") }
+
+// wantLogins waits for the log to say so many; one more is as wrong as one less.
+func (s *server) wantLogins(t testing.TB, want int) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for s.logins() < want && time.Now().Before(deadline) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	if got := s.logins(); got != want {
+		t.Errorf("%d logins on port %d, want %d", got, s.port, want)
+	}
+}
+
 // knownName is the server's name in known_hosts.
 func (s *server) knownName() string { return fmt.Sprintf("[%s]:%d", s.ip, s.port) }
 
