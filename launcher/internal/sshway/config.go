@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/way"
@@ -481,7 +482,10 @@ func (e *evaluation) askClient(ctx context.Context, file string, t way.Target) e
 		args = append(args, "-p", strconv.Itoa(t.Port))
 	}
 	cmd := exec.CommandContext(ctx, "ssh", append(args, "--", t.Host())...)
-	cmd.WaitDelay = time.Second // a command of Match exec may hold the pipes
+	// A command of Match exec must end with it, and may hold the pipes.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
 	var errText bytes.Buffer
 	cmd.Stderr = &errText
 	out, err := cmd.Output()
