@@ -16,6 +16,7 @@ var checks = map[string]struct {
 	run  func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	help string
 }{
+	"probe":        {probeMain, probeHelp},
 	"registration": {registrationMain, registrationHelp},
 }
 

@@ -93,10 +93,7 @@ func registrationMain(ctx context.Context, args []string, stdout, stderr io.Writ
 			return err
 		}
 	}
-	if n := len(rep.Problems); n > 0 {
-		return &faultsError{n}
-	}
-	return nil
+	return told(ctx, job, len(rep.Problems))
 }
 
 // libraryLog is the file to which this process's library writes.

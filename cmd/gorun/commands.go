@@ -18,6 +18,9 @@ func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // runCommand runs a subcommand.
 func runCommand(args []string, io stdio) int {
+	if args[0] == "check" {
+		args = checkArgs(args)
+	}
 	root := newRootCmd(io)
 	root.SetArgs(args)
 	err := root.Execute()
@@ -56,7 +59,7 @@ func newRootCmd(io stdio) *cobra.Command {
 		}
 		defaultHelp(c, args)
 	})
-	root.AddCommand(newRunCmd(io), newBenchCmd(io), newConfigCmd(io.out), newVersionCmd(io.out))
+	root.AddCommand(newRunCmd(io), newBenchCmd(io), newCheckCmd(io), newConfigCmd(io.out), newVersionCmd(io.out))
 	for _, t := range []struct {
 		name, short string
 		text        func() string

@@ -61,6 +61,7 @@ A flag wins over the variable in brackets, that over the job file.
 Commands:
   run         the same as gorun without a command, where a program has a command's name
   bench       measure collectives
+  check       look at this machine: what would stop a job
   config      check a job file, or show what it asks for
   version     print the version
   completion  write a completion script for a shell
@@ -75,6 +76,7 @@ var exitCodes = []struct {
 	text string
 }{
 	{"0", "every rank exited with code 0"},
+	{"1", "gorun check: something would stop a job"},
 	{"N", "the exit code of the rank that failed first"},
 	{"128+N", "the rank that failed first was killed by signal N (137: SIGKILL, 139: SIGSEGV)"},
 	{fmt.Sprint(launcher.ExitUsage), "wrong command line or job file (a rank may exit with 2, too: then a line names it)"},

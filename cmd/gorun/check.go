@@ -1,0 +1,332 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gorun-dev/gorun/launcher"
+)
+
+const checkLong = `gorun check looks at this machine: what a job needs of it, and what would stop one. With a job
+file also at the job's program and directory.
+
+Without --deep nothing is opened: it reads /proc, /sys, /dev and files. With --deep, which is the default where ranks
+would use GPUs, it starts gorun-bench as a rank on each GPU, which opens the GPU's libraries, makes a communicator and
+checks an all-reduce; --deep=false leaves that out, -np N asks for it.
+
+With --registration ranks of gorun-bench (one a GPU; two on the host platform) call collectives on private memory, on
+nccl.Alloc memory, in an arena and in windows, captured and not, and the table shows for each buffer whether it was
+really registered, by NCCL's own log (on the host platform by the communicator's counters), and when it was given back.
+
+Exit code 0: nothing would stop a job; 1: something would (a line says what mends it); others as in help exit-codes.`
+
+// checkRequest is a command line of gorun check.
+type checkRequest struct {
+	registration bool
+	deep         bool
+	deepSet      bool
+	json         bool
+	verbose      bool
+	np           int
+	device       string
+	timeout      time.Duration
+	file         string
+}
+
+// checkTime is how long the ranks of a check may take. Opening eight GPUs takes some ten seconds, making a communicator at most a minute.
+const checkTime = 2 * time.Minute
+
+func newCheckCmd(io stdio) *cobra.Command {
+	q := &checkRequest{}
+	c := &cobra.Command{
+		Use:   "check [flags] [JOB.toml]",
+		Short: "look at this machine: what would stop a job",
+		Long:  checkLong,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return usagef("check takes one job file, not %s and %s", args[0], args[1])
+			}
+			return nil
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return []string{"toml"}, cobra.ShellCompDirectiveFilterFileExt
+		},
+		RunE: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				q.file = args[0]
+			}
+			q.deepSet = c.Flags().Changed("deep")
+			if err := q.valid(c.Flags().Changed("np")); err != nil {
+				return err
+			}
+			run := q.host
+			if q.registration {
+				run = q.registered
+			}
+			return run(io)
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&q.registration, "registration", false, "show which buffers are really registered, and when they are given back")
+	f.BoolVar(&q.deep, "deep", false, "open the GPUs, and make a communicator (default: where ranks would use GPUs)")
+	f.BoolVar(&q.json, "json", false, "JSON instead of a table")
+	f.BoolVarP(&q.verbose, "verbose", "v", false, "show the library's own log lines (--registration), what the communicator can do (--deep)")
+	f.IntVarP(&q.np, "np", "n", 0, "start `N` ranks, also -np N (default: one a GPU; two on the host platform)")
+	f.StringVar(&q.device, "device", "", "device of the ranks, a `TOKEN`: host, an index, a UUID [GORUN_DEVICE]")
+	f.DurationVar(&q.timeout, "timeout", checkTime, "end the ranks after this `TIME`")
+	return c
+}
+
+// checkArgs makes -np, as launches have it, the flag that cobra knows.
+func checkArgs(args []string) []string {
+	out := make([]string, 0, len(args))
+	for _, a := range args {
+		if n, ok := attachedCount(a); ok {
+			a = "--np=" + n
+		} else if rest, ok := strings.CutPrefix(a, "-np"); ok && (rest == "" || rest[0] == '=') {
+			a = "--np" + rest
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+func (q *checkRequest) valid(npSet bool) error {
+	switch {
+	case npSet && (q.np < 1 || q.np > launcher.MaxNP):
+		return usagef("-np %d: must be a number from 1 to %d", q.np, launcher.MaxNP)
+	case q.timeout <= 0:
+		return usagef("--timeout %v: must be more than 0", q.timeout)
+	case q.registration && q.deepSet:
+		return usagef("--deep and --registration are different checks: give one")
+	case q.registration && q.file != "":
+		return usagef("--registration takes no job file")
+	case npSet && q.deepSet && !q.deep:
+		return usagef("-np goes with --deep or --registration: else no ranks are started")
+	}
+	return nil
+}
+
+// job is what the check is for: the job file's, and what flags and variables say.
+func (q *checkRequest) job() (launcher.Job, error) {
+	return jobOf(&request{job: launcher.Job{NP: q.np, Device: q.device}, file: q.file}, os.LookupEnv)
+}
+
+// ranks is how many ranks the check starts.
+func (q *checkRequest) ranks(j launcher.Job, gpus int) int {
+	switch {
+	case q.np > 0:
+		return q.np
+	case gpus > 0 && j.Device != "host":
+		return gpus
+	}
+	return benchNP
+}
+
+// checkReport is what gorun check --json writes.
+type checkReport struct {
+	OK    bool         `json:"ok"` // nothing would stop a job
+	Hosts []hostReport `json:"hosts"`
+	Ranks *ranksReport `json:"ranks,omitempty"` // of --deep
+}
+
+type hostReport struct {
+	*launcher.HostFacts
+	Faults []launcher.HostFault `json:"faults"`
+}
+
+// host is gorun check without --registration.
+func (q *checkRequest) host(io stdio) error {
+	job, err := q.job()
+	if err != nil {
+		return err
+	}
+	facts := launcher.CheckHost(job, os.Environ())
+	h := hostReport{facts, facts.Faults()}
+	if h.Faults == nil {
+		h.Faults = []launcher.HostFault{}
+	}
+	if q.file != "" {
+		plan, err := planOf(job, io, false)
+		if _, missing := errors.AsType[*launcher.StartError](err); err != nil && !missing { // that is among the faults
+			return err
+		}
+		h.Faults = append(h.Faults, otherHosts(plan)...)
+	}
+	r := &checkReport{OK: true, Hosts: []hostReport{h}}
+	deep := q.deep
+	if !q.deepSet {
+		deep = q.np > 0 || facts.VisibleGPU > 0 && job.Device != "host"
+	}
+	if deep {
+		if r.Ranks, err = q.probe(io, job, facts.VisibleGPU); err != nil {
+			return err
+		}
+	}
+	for _, f := range r.faults() {
+		r.OK = r.OK && !f.Stops
+	}
+	if q.json {
+		e := json.NewEncoder(io.out)
+		e.SetIndent("", "  ")
+		err = e.Encode(r)
+	} else {
+		_, err = io.out.Write([]byte(r.text(q.verbose)))
+	}
+	if err != nil {
+		return fmt.Errorf("write stdout: %w", err)
+	}
+	if !r.OK {
+		return exitCode(exitFaults)
+	}
+	return nil
+}
+
+// otherHosts are the hosts of a job's plan that are other machines.
+func otherHosts(plan *launcher.Plan) []launcher.HostFault {
+	if plan == nil {
+		return nil
+	}
+	var faults []launcher.HostFault
+	for _, h := range plan.Hosts {
+		if !h.Local {
+			faults = append(faults, launcher.HostFault{What: "host " + h.Name + " of the job is another machine: not looked at", Advice: "gorun check there"})
+		}
+	}
+	return faults
+}
+
+// exitFaults is gorun check's exit code where something would stop a job.
+const exitFaults = 1
+
+func (r *checkReport) faults() []launcher.HostFault {
+	var all []launcher.HostFault
+	for _, h := range r.Hosts {
+		all = append(all, h.Faults...)
+	}
+	if r.Ranks != nil {
+		all = append(all, r.Ranks.Faults...)
+	}
+	return all
+}
+
+// registered is gorun check --registration. gorun-bench's rank 0 writes the table.
+func (q *checkRequest) registered(io stdio) error {
+	job, err := q.job()
+	if err != nil {
+		return err
+	}
+	bench, err := findBench()
+	if err != nil {
+		return err
+	}
+	n := q.ranks(job, launcher.VisibleGPUs("/", os.Environ()))
+	if n < 2 {
+		return &launcher.StartError{Code: exitFaults, Msg: "registration is between ranks, and one GPU has one rank: --device host checks the host platform"}
+	}
+	args := []string{"registration"}
+	if q.json {
+		args = append(args, "-json")
+	}
+	if q.verbose {
+		args = append(args, "-v")
+	}
+	acct, err := runRanks(launcher.Job{NP: n, Program: bench, Args: args, Device: job.Device, Timeout: q.timeout}, io, io.out, io.err)
+	if err != nil {
+		return err
+	}
+	if onlyFaults(acct) {
+		return exitCode(exitFaults)
+	}
+	tell(io, acct)
+	if acct.Code != launcher.ExitOK {
+		return exitCode(acct.Code)
+	}
+	return nil
+}
+
+// benchFaults is the exit code of gorun-bench's checks where they have found something and told it.
+const benchFaults = 3
+
+// onlyFaults reports whether the ranks have done their work and found faults.
+func onlyFaults(acct *launcher.Account) bool {
+	for _, r := range acct.Ranks {
+		if r.Code != benchFaults && r.Code != launcher.ExitOK || r.Signal != "" {
+			return false
+		}
+	}
+	return acct.Code == benchFaults
+}
+
+// findings of ranks that opened their devices.
+type ranksReport struct {
+	Ranks   []probedRank         `json:"ranks,omitempty"`
+	Library string               `json:"library,omitempty"`
+	Version string               `json:"version,omitempty"`
+	Path    string               `json:"path,omitempty"`
+	Explain []string             `json:"explain,omitempty"`
+	Error   string               `json:"error,omitempty"`
+	Faults  []launcher.HostFault `json:"faults"`
+}
+
+// probedRank is what gorun-bench probe writes about a rank.
+type probedRank struct {
+	Rank    int    `json:"rank"`
+	Device  string `json:"device,omitempty"`
+	UUID    string `json:"uuid,omitempty"`
+	Bus     string `json:"bus,omitempty"`
+	Driver  string `json:"driver,omitempty"`
+	Library string `json:"driver_library,omitempty"`
+	Free    uint64 `json:"free,omitempty"`
+	Memory  uint64 `json:"memory,omitempty"`
+	Error   string `json:"error,omitempty"`
+}
+
+// probe runs gorun-bench probe and judges what it has found.
+func (q *checkRequest) probe(io stdio, job launcher.Job, gpus int) (*ranksReport, error) {
+	r := &ranksReport{Faults: []launcher.HostFault{}}
+	fault := func(stops bool, what, advice string) {
+		r.Faults = append(r.Faults, launcher.HostFault{Stops: stops, What: what, Advice: advice})
+	}
+	bench, err := findBench()
+	if err != nil {
+		missing, advice, _ := strings.Cut(err.Error(), "; ")
+		fault(false, "no device was opened: "+missing, strings.Join(strings.Fields(advice), " "))
+		return r, nil
+	}
+	var out, errs strings.Builder
+	acct, err := runRanks(launcher.Job{NP: q.ranks(job, gpus), Program: bench, Args: []string{"probe"}, Device: job.Device, Timeout: q.timeout}, io, &out, &errs)
+	if err != nil {
+		return nil, err
+	}
+	if acct.Reason == launcher.ReasonSignal {
+		return nil, exitCode(acct.Code)
+	}
+	if acct.Code != launcher.ExitOK && !onlyFaults(acct) {
+		what := strings.TrimSpace(acct.Summary())
+		if text := strings.TrimSpace(errs.String()); text != "" && !strings.Contains(what, text) {
+			what = text + "\n" + what
+		}
+		fault(true, "ranks could not be run: "+strings.TrimPrefix(what, "gorun: "), "gorun -np "+strconv.Itoa(q.ranks(job, gpus))+" "+benchProgram+" probe shows it again; -x NCCL_DEBUG=INFO shows more")
+		return r, nil
+	}
+	if err := json.Unmarshal([]byte(out.String()), r); err != nil {
+		return nil, fmt.Errorf("%s probe wrote %q: %w (is it of the same version as gorun?)", bench, out.String(), err)
+	}
+	for _, p := range r.Ranks {
+		if p.Error != "" {
+			fault(true, fmt.Sprintf("rank %d: %s", p.Rank, p.Error), "--device host, or GORUN_DEVICE=host, does without GPUs")
+		}
+	}
+	if r.Error != "" {
+		fault(true, "communicator: "+r.Error, "-x NCCL_DEBUG=INFO on a launch shows what the library did")
+	}
+	return r, nil
+}

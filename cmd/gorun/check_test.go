@@ -1,0 +1,127 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/launcher"
+)
+
+// TestCheckWithBench runs gorun check with the real gorun-bench, on the host platform.
+func TestCheckWithBench(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds gorun-bench and gorun")
+	}
+	bin := t.TempDir()
+	build := exec.Command("go", "build", "-o", bin+"/", "../gorun", "../gorun-bench")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	run := func(t *testing.T, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "gorun"), append([]string{"check"}, args...)...)
+		cmd.Env = append(os.Environ(), "GORUN_DEVICE=host")
+		var errs strings.Builder
+		cmd.Stderr = &errs
+		out, err := cmd.Output()
+		if err != nil || errs.Len() > 0 {
+			t.Fatalf("gorun check %v: %v\n%s%s", args, err, errs.String(), out)
+		}
+		return string(out)
+	}
+	t.Run("deep", func(t *testing.T) {
+		var got checkReport
+		if err := json.Unmarshal([]byte(run(t, "--json", "-np", "2")), &got); err != nil {
+			t.Fatal(err)
+		}
+		if r := got.Ranks; !got.OK || r == nil || len(r.Ranks) != 2 || r.Error != "" || len(r.Explain) == 0 || r.Ranks[1].Rank != 1 || r.Ranks[1].Device == "" || r.Ranks[1].Memory == 0 {
+			t.Errorf("%+v of %+v", got.Ranks, got)
+		}
+	})
+	t.Run("registration", func(t *testing.T) {
+		var got struct {
+			Ranks    int
+			Buffers  []struct{ Memory, Registered, Released string }
+			Problems []any
+		}
+		if err := json.Unmarshal([]byte(run(t, "--registration", "--json", "-np3")), &got); err != nil {
+			t.Fatal(err)
+		}
+		count := map[string]int{}
+		for _, b := range got.Buffers {
+			count[b.Memory+": "+b.Registered+": "+b.Released]++
+		}
+		want := map[string]int{"private: none: ": 6, "private: refused: ": 6, "nccl.Alloc: graph, shared memory: graph closed": 12, "nccl.Alloc: local, shared memory: Registration.Close": 6,
+			"arena: local, shared memory: Arena.Close": 6, "window: window: Window.Close": 6}
+		if d := cmp.Diff(count, want); d != "" || got.Ranks != 3 || len(got.Problems) > 0 {
+			t.Errorf("%d ranks, problems %v; got - want +:\n%s", got.Ranks, got.Problems, d)
+		}
+		if text := run(t, "--registration"); !strings.HasSuffix(text, "\nAll as expected.\n") {
+			t.Errorf("table:\n%s", text)
+		}
+	})
+}
+
+func TestCheckText(t *testing.T) {
+	var f launcher.HostFacts
+	err := json.Unmarshal([]byte(`{"host": "node-a", "user": {"uid": 1000, "name": "ann"}, "kernel": {"release": "6.1.0", "arch": "x86_64"},
+		"cores": {"online": 8, "usable": 4, "limit": 2.5}, "memory": {"total": 68719476736, "available": 34359738368, "limit": 1073741824, "used": 1048576},
+		"limits": {"nofile": {"soft": 1024, "hard": 4096}, "nproc": {"soft": -1, "hard": -1}, "memlock": {"soft": 8388608, "hard": -1}},
+		"shm": {"path": "/dev/shm", "exists": true, "fs": "tmpfs", "size": 67108864, "free": 67108864, "flags": ["nosuid", "nodev"]},
+		"tmp": {"path": "/tmp", "exists": true, "fs": "ext4", "size": 1073741824, "free": 536870912},
+		"cache": {"path": "/home/ann/.cache/gorun", "error": "permission denied"}, "wdir": {"path": "/work"},
+		"clock": {"now": "2026-11-29T12:00:00Z", "synchronized": true},
+		"interfaces": [{"name": "lo", "up": true, "loopback": true, "addresses": ["127.0.0.1/8"]}, {"name": "eth0", "up": true, "addresses": ["10.0.0.7/24"]}, {"name": "eth1", "addresses": ["10.0.1.7/24"]}],
+		"infiniband": ["mlx5_0"], "visible_gpus": 1, "driver": {"vendor": "NVIDIA", "version": "580.159.04"},
+		"gpus": [{"vendor": "NVIDIA", "model": "NVIDIA H200", "bus": "0000:1b:00.0", "device": "/dev/nvidia0"}, {"vendor": "NVIDIA"}],
+		"libraries": [{"name": "CUDA driver", "path": "/lib/libcuda.so.1", "from": "system", "version": "580.159.04"}, {"name": "NCCL", "error": "not found"}],
+		"program": {"name": "./train", "error": "no such file or directory"}}`), &f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &checkReport{Hosts: []hostReport{{&f, []launcher.HostFault{{Stops: true, What: "program ./train: no such file or directory", Advice: "build it"}, {What: "small", Advice: "more"}}}},
+		Ranks: &ranksReport{Ranks: []probedRank{{Device: "CUDA device 0 (NVIDIA H200)", UUID: "GPU-8a5e", Bus: "0000:1b:00.0", Driver: "13.0", Library: "/lib/libcuda.so.1", Free: 1 << 30, Memory: 2 << 30}, {Rank: 1, Error: "no GPU"}},
+			Library: "NCCL", Version: "2.28.3", Path: "/lib/libnccl.so.2", Error: "rank 1: it fails"}}
+	const want = `node-a, user ann
+  kernel       Linux 6.1.0, x86_64
+  cores        4 of 8, the control group allows 2.5
+  memory       64 GiB, 32 GiB available; the control group allows 1 GiB, 1 MiB of it are used
+  limits       open files 1024, processes unlimited, locked memory 8 MiB
+  shm          /dev/shm: tmpfs, 64 MiB, 64 MiB free (nosuid, nodev)
+  TMPDIR       /tmp: ext4, 1 GiB, 512 MiB free
+  cache        /home/ann/.cache/gorun: permission denied
+  wdir         /work: not there
+  clock        2026-11-29 12:00:00 UTC, synchronized
+  interfaces   lo 127.0.0.1/8
+               eth0 10.0.0.7/24
+  InfiniBand   mlx5_0
+  GPUs         NVIDIA H200 at 0000:1b:00.0, /dev/nvidia0
+               NVIDIA GPU
+               1 of them visible to ranks
+  driver       NVIDIA 580.159.04
+  CUDA driver  580.159.04 /lib/libcuda.so.1 (system)
+  NCCL         not found
+  ssh client   none (gorun has its own)
+  program      ./train: no such file or directory
+ranks of gorun-bench
+  rank 0       CUDA device 0 (NVIDIA H200), 0000:1b:00.0, GPU-8a5e, 1 GiB of 2 GiB free; driver 13.0 (/lib/libcuda.so.1)
+  rank 1       no GPU
+  NCCL         2.28.3 (/lib/libnccl.so.2)
+  communicator rank 1: it fails
+
+fault: program ./train: no such file or directory
+  build it
+warning: small
+  more
+`
+	if d := cmp.Diff(r.text(false), want); d != "" {
+		t.Errorf("got - want +:\n%s", d)
+	}
+}

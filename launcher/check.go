@@ -1,0 +1,46 @@
+package launcher
+
+import (
+	"os/exec"
+
+	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+)
+
+// HostFacts are what is known of a host, without opening a GPU library. They can be encoded in JSON.
+type HostFacts = hostfacts.Facts
+
+// HostFault is what would stop a job on a host, or hamper it, and what mends it.
+type HostFault = hostfacts.Fault
+
+// CheckHost looks at this host, and at what the job (the zero value: none) needs of it. HostFacts.Faults judges what it finds.
+func CheckHost(job Job, environ []string) *HostFacts {
+	f := hostfacts.Collect(hostfacts.Options{Environ: environ, WDir: job.Dir, Device: job.Device})
+	f.VisibleGPU = VisibleGPUs("/", environ)
+	if job.Program == "" {
+		return f
+	}
+	f.Program = &hostfacts.Program{Name: job.Program}
+	p, err := FindProgram(job.Program, lookupIn(environ, "PATH"))
+	if err == nil && p.GoDir != "" {
+		p.Path = p.GoDir
+		_, err = exec.LookPath("go")
+	}
+	f.Program.Path = p.Path
+	if err != nil {
+		f.Program.Err = err.Error()
+	}
+	return f
+}
+
+// FormatBytes is a size for people: "7.8 GiB"; -1 is unlimited.
+func FormatBytes(n int64) string { return hostfacts.Bytes(n) }
+
+func lookupIn(environ []string, name string) string {
+	value := ""
+	for _, kv := range environ {
+		if isVar(kv, name) {
+			value = kv[len(name)+1:]
+		}
+	}
+	return value
+}

@@ -1,0 +1,239 @@
+package hostfacts
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+)
+
+// wanted is a library that ranks open, where they look for it, and how its file tells its version.
+type wanted struct {
+	vendor  string
+	name    string
+	env     string // names a file, or a folder that has it
+	sonames []string
+	dirs    []string
+	homeEnv []string
+	homes   []string
+	wheels  []string       // folders under Python's site-packages
+	tells   *regexp.Regexp // its version, in its read-only data
+}
+
+var libraries = []wanted{
+	{vendor: nvidia, name: "CUDA driver", env: "GORUN_CUDA_LIB", sonames: []string{"libcuda.so.1"},
+		dirs: []string{"/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"}},
+	{vendor: nvidia, name: "NCCL", env: "GORUN_NCCL_LIB", sonames: []string{"libnccl.so.2", "libnccl.so"},
+		homeEnv: []string{"NCCL_HOME", "CUDA_HOME", "CUDA_PATH"}, homes: []string{"/usr/local/cuda", "/usr/local/nccl"},
+		wheels: []string{"nvidia/nccl/lib"}, tells: ncclVersion},
+	{vendor: mooreThreads, name: "MUSA driver", env: "GORUN_MUSA_LIB", sonames: []string{"libmusa.so.1", "libmusa.so"},
+		homeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, homes: []string{"/usr/local/musa"}},
+	{vendor: mooreThreads, name: "MCCL", env: "GORUN_MCCL_LIB", sonames: []string{"libmccl.so.2", "libmccl.so"},
+		homeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, homes: []string{"/usr/local/musa"}},
+	{vendor: amd, name: "HIP runtime", env: "GORUN_HIP_LIB", sonames: []string{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"},
+		homeEnv: []string{"ROCM_PATH", "HIP_PATH"}, homes: []string{"/opt/rocm"}},
+	{vendor: amd, name: "RCCL", env: "GORUN_RCCL_LIB", sonames: []string{"librccl.so.1", "librccl.so"},
+		homeEnv: []string{"ROCM_PATH"}, homes: []string{"/opt/rocm"}, tells: ncclVersion},
+}
+
+var ncclVersion = regexp.MustCompile(`(?:NCCL|RCCL) version ([0-9]+\.[0-9]+\.[0-9]+)`)
+
+// libraries looks for those of the makers whose GPUs ranks can reach, and for those that the environment names.
+func (h host) libraries(gpus []GPU) []Library {
+	var out []Library
+	for _, w := range libraries {
+		has := slices.ContainsFunc(gpus, func(g GPU) bool { return g.Vendor == w.vendor && g.Device != "" }) || h.env(w.env) != ""
+		if w.vendor == amd {
+			has = has || h.exists("dev/kfd")
+		}
+		if has {
+			out = append(out, h.library(w))
+		}
+	}
+	return out
+}
+
+// library is the first of the candidates that could be loaded, by what its file shows.
+func (h host) library(w wanted) Library {
+	l := Library{Name: w.name}
+	for _, c := range h.candidates(w) {
+		if _, err := os.Stat(c.path); err != nil && c.from != w.env {
+			continue
+		}
+		err := loadable(c.path)
+		if err == nil {
+			return Library{Name: w.name, Path: c.path, From: c.from, Version: versionOf(c.path, w.tells)}
+		}
+		if l.Err == "" { // what comes after it may do
+			l.Path, l.From, l.Err = c.path, c.from, reason(err)
+		}
+	}
+	if l.Err == "" {
+		l.Err = "not found: neither where the dynamic loader looks, nor in the usual folders"
+		if len(w.wheels) > 0 {
+			l.Err = "not found: neither where the dynamic loader looks, nor in the usual folders, nor in Python's packages"
+		}
+	}
+	return l
+}
+
+type candidate struct{ path, from string }
+
+// candidates are the places where ranks look, in their order.
+func (h host) candidates(w wanted) []candidate {
+	var out []candidate
+	add := func(from string, dirs ...string) {
+		for _, d := range dirs {
+			for _, n := range w.sonames {
+				out = append(out, candidate{filepath.Join(d, n), from})
+			}
+		}
+	}
+	if v := h.env(w.env); v != "" {
+		if info, err := os.Stat(v); err == nil && info.IsDir() {
+			add(w.env, v)
+			return out
+		}
+		return []candidate{{v, w.env}}
+	}
+	for _, d := range filepath.SplitList(h.env("LD_LIBRARY_PATH")) {
+		add("LD_LIBRARY_PATH", d)
+	}
+	if cache, err := os.ReadFile(h.path("etc/ld.so.cache")); err == nil {
+		for _, n := range w.sonames {
+			for _, file := range ldCache(cache, n) {
+				out = append(out, candidate{h.path(file), "system"})
+			}
+		}
+	}
+	multiarch := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	for _, d := range []string{"lib/" + multiarch, "usr/lib/" + multiarch, "lib64", "usr/lib64", "lib", "usr/lib"} {
+		add("system", h.path(d))
+	}
+	for _, d := range w.dirs {
+		add("known folder", h.path(d))
+	}
+	for _, e := range w.homeEnv {
+		if v := h.env(e); v != "" {
+			add(e, filepath.Join(v, "lib64"), filepath.Join(v, "lib"))
+		}
+	}
+	for _, d := range w.homes {
+		add("known folder", h.path(d+"/lib64"), h.path(d+"/lib"))
+	}
+	for _, wheel := range w.wheels {
+		for _, site := range h.sites() {
+			add("Python's packages", filepath.Join(site, wheel))
+		}
+	}
+	return out
+}
+
+// sites are the package folders of the active Python, found without running it.
+func (h host) sites() []string {
+	var prefixes []string
+	out := filepath.SplitList(h.env("PYTHONPATH"))
+	for _, e := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
+		if v := h.env(e); v != "" {
+			prefixes = append(prefixes, v)
+		}
+	}
+	if py, err := exec.LookPath("python3"); err == nil {
+		prefixes = append(prefixes, filepath.Dir(filepath.Dir(py)), "/usr/local")
+		if real, err := filepath.EvalSymlinks(py); err == nil {
+			prefixes = append(prefixes, filepath.Dir(filepath.Dir(real)))
+		}
+	}
+	if home := h.env("HOME"); home != "" {
+		prefixes = append(prefixes, filepath.Join(home, ".local"))
+	}
+	for _, p := range prefixes {
+		for _, pattern := range []string{"lib/python3*/site-packages", "lib/python3*/dist-packages", "lib64/python3*/site-packages"} {
+			found, _ := filepath.Glob(filepath.Join(globQuote(p), pattern)) // the pattern is well formed
+			out = append(out, found...)
+		}
+	}
+	return out
+}
+
+// loadable is why the dynamic loader of a rank would refuse the file; nil where its head shows nothing.
+func loadable(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		if _, ok := errors.AsType[*elf.FormatError](err); ok || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return errors.New("no ELF file, or a damaged one")
+		}
+		return err
+	}
+	defer f.Close()
+	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+	switch {
+	case f.Type != elf.ET_DYN:
+		return fmt.Errorf("no shared library (%v)", f.Type)
+	case f.Machine != machine || f.Class != elf.ELFCLASS64:
+		return fmt.Errorf("for another architecture (%v, %v)", f.Machine, f.Class)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_LOAD && p.Off+p.Filesz > uint64(info.Size()) {
+			return errors.New("the file is cut off")
+		}
+	}
+	return nil
+}
+
+var inFileName = regexp.MustCompile(`\.so\.([0-9]+(?:\.[0-9]+)+)$`)
+
+// versionOf is a library's version by the name of its file, else by a text in it; "" if neither tells.
+func versionOf(path string, tells *regexp.Regexp) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		if m := inFileName.FindStringSubmatch(filepath.Base(real)); m != nil {
+			return m[1]
+		}
+	}
+	if tells == nil {
+		return ""
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	s := f.Section(".rodata")
+	if s == nil || s.Type == elf.SHT_NOBITS {
+		return ""
+	}
+	return find(s.Open(), tells)
+}
+
+// find looks for the first text that matches, of up to 256 bytes.
+func find(r io.Reader, text *regexp.Regexp) string {
+	const overlap = 256
+	buf := make([]byte, 0, 1<<20)
+	for {
+		n, err := io.ReadFull(r, buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		// A match at the very end may go on in what follows.
+		end := len(buf)
+		if err == nil {
+			end -= overlap
+		}
+		if m := text.FindSubmatchIndex(buf); m != nil && m[0] < end {
+			return string(bytes.Clone(buf[m[2]:m[3]]))
+		}
+		if err != nil {
+			return ""
+		}
+		buf = buf[:copy(buf, buf[end:])]
+	}
+}
