@@ -144,12 +144,24 @@ func (g *driverDevice) alloc(bytes uint64, kind AllocKind, _ string) (platformMe
 		m.base, m.len, err = g.vmm.alloc(bytes)
 	}
 	if err != nil {
-		return nil, g.cause(err)
+		return nil, g.full(g.cause(err))
 	}
 	if err := g.zero(m.base, m.len); err != nil {
 		return nil, errors.Join(g.cause(err), g.cause(m.release()))
 	}
 	return m, nil
+}
+
+// full says of a lack of memory how much there is. It is bound.
+func (g *driverDevice) full(err error) error {
+	if !errors.Is(err, ErrOutOfMemory) {
+		return err
+	}
+	free, total, infoErr := g.drv.MemInfo()
+	if infoErr != nil {
+		return err
+	}
+	return fmt.Errorf("%d of the device's %d bytes are free: %w", free, total, err)
 }
 
 // zero clears memory and waits for that. It is bound.

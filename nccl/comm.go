@@ -208,6 +208,9 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 
 // open makes what this rank has for itself, and what the others will map.
 func (c *Comm) open() error {
+	if err := c.dev.Err(); err != nil {
+		return err
+	}
 	own, err := c.job.Ledger(c.job.Rank())
 	if err != nil {
 		return err
@@ -286,6 +289,9 @@ func (c *Comm) commit(ctx context.Context, own error, offer func() []byte) (offe
 	switch {
 	case own != nil:
 		v[1] = 1
+		if isConsequence(own) {
+			v[1] = 2
+		}
 		v = append(v, own.Error()...)
 	case offer != nil:
 		v = append(v, offer()...)
@@ -295,13 +301,23 @@ func (c *Comm) commit(ctx context.Context, own error, offer func() []byte) (offe
 		return nil, errors.Join(own, err)
 	}
 	for r, v := range all {
-		switch {
-		case len(v) < 2:
+		if len(v) < 2 {
 			return nil, fmt.Errorf("rank %d sent a message of %d bytes", r, len(v))
-		case v[1] != 0 && r == c.rank:
-			return nil, own
-		case v[1] != 0:
-			return nil, fmt.Errorf("rank %d: %s", r, v[2:])
+		}
+	}
+	for kind := byte(1); kind <= 2; kind++ { // causes before consequences
+		for r, v := range all {
+			switch {
+			case v[1] != kind:
+			case r == c.rank:
+				return nil, own
+			default:
+				return nil, fmt.Errorf("rank %d: %s", r, v[2:])
+			}
+		}
+	}
+	for r, v := range all {
+		switch {
 		case v[0] != all[0][0]:
 			return nil, causef(ErrMismatch, "rank %d: check mode %d; rank 0: %d", r, v[0], all[0][0])
 		}

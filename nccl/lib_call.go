@@ -86,10 +86,26 @@ func (l *library) issue(calls []Call, mode Mode) error {
 
 // lost is what an eager call that could not be issued means: the others wait for it. A captured one fails its capture, and all members of that learn it.
 func (l *library) lost(calls []Call, mode Mode, err error) error {
-	if mode == 0 && l.c.failed.Load() == nil {
-		l.c.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: %s: %v", ErrAborted, l.c.rank, opName(calls), err)}, true, false)
+	if mode != 0 || l.c.failed.Load() != nil {
+		return err
 	}
+	// The library does not say so where the device is lost; the driver does when it is asked.
+	calls[0].Stream.Query()
+	if lost := l.deviceFailed(); lost != nil {
+		l.c.fail(lost, true, false)
+		return lost.err
+	}
+	l.c.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: %s: %v", ErrAborted, l.c.rank, opName(calls), err)}, true, false)
 	return err
+}
+
+// deviceFailed is the failure that the loss of this rank's device is, nil while the device works.
+func (l *library) deviceFailed() *cause {
+	err := l.c.dev.Err()
+	if err == nil {
+		return nil
+	}
+	return &cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: its device has failed: %v", ErrAborted, l.c.rank, err)}
 }
 
 // do issues calls on one of the library's communicators: as one group where none of them needs another's result.

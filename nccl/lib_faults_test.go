@@ -259,22 +259,3 @@ func TestLibraryInitRefuses(t *testing.T) {
 		all("no address for the root")(t, ranktest.RunProcesses(t, 2, lost, append(fakeLibraries(t), "FAKE_NCCL=no-id")...))
 	})
 }
-
-// afresh makes a communicator for f, which fails it.
-func afresh(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, name string, cfg *nccl.Config, f func(w *world) error) error {
-	if cfg == nil {
-		cfg = &nccl.Config{}
-	}
-	cfg.Name = name
-	if err := withComm(ctx, job, dev, cfg, f); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	return nil
-}
-
-// ends waits for an error with the given texts, within a generous bound.
-func ends(ctx context.Context, w *world, callErr error, sentinel error, parts ...string) error {
-	a := &attempt{world: w}
-	a.ctx = ctx
-	return wantErr(a.wait(callErr), sentinel, parts...)
-}

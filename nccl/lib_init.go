@@ -210,6 +210,7 @@ func (l *library) connect(ctx context.Context) error {
 	for k, to := range []*ncclsys.Comm{&l.main, &l.p2p}[:len(kinds)] {
 		comm, err := l.initRank(ctx, ids[k])
 		if err != nil {
+			c.acct.SetBusy(initFailed)
 			return err
 		}
 		*to = comm
@@ -221,14 +222,32 @@ func (l *library) connect(ctx context.Context) error {
 	return nil
 }
 
-const busyInit = "the library's init"
+const (
+	busyInit = "the library's init"
+	// initFailed tells the others, which the library would leave waiting.
+	initFailed = "the end of an init that failed"
+)
+
+// consequence is an error that another member's causes.
+type consequence struct{ error }
+
+func (e consequence) Unwrap() error { return e.error }
+
+// isConsequence reports whether another member has the better error.
+func isConsequence(err error) bool {
+	if le, ok := errors.AsType[*LibraryError](err); ok && le.Code == int(ncclsys.ErrRemote) {
+		return true
+	}
+	_, ok := errors.AsType[consequence](err)
+	return ok
+}
 
 // uniqueID makes an id on its root and gets it on the others. A root that cannot make one publishes zeros: it tells why itself.
 func (l *library) uniqueID(ctx context.Context, name string, root int) (id ncclsys.UniqueID, err error) {
 	if l.c.rank != root {
 		got, err := l.c.job.UniqueID(ctx, name)
 		if err == nil && got == (bootstrap.UniqueID{}) {
-			err = fmt.Errorf("rank %d could not make a unique id", root)
+			err = consequence{fmt.Errorf("rank %d could not make a unique id", root)}
 		}
 		return ncclsys.UniqueID(got), err
 	}
@@ -330,11 +349,16 @@ func (l *library) late(ctx context.Context) error {
 	return &bootstrap.WaitError{Op: "init of the library", Missing: in, Err: context.Cause(ctx)}
 }
 
-// gone is the end of a member meanwhile.
+// gone is the end of a member meanwhile, or of its init.
 func (l *library) gone() error {
 	for r, j := range l.c.ranks {
 		if re := l.c.job.RankErr(j); re != nil {
 			return &cause{kind: ErrRank, text: fmt.Sprintf("rank %d has ended: %v", r, re), err: re}
+		}
+	}
+	for r, p := range l.c.peers {
+		if r != l.c.rank && p.acct != nil && p.acct.Busy() == initFailed {
+			return consequence{fmt.Errorf("rank %d could not make its communicator", r)}
 		}
 	}
 	return nil

@@ -54,6 +54,7 @@ func TestLibraryManyMessages(t *testing.T) {
 							err = nccl.Recv(w.comm, small.Slice(0, n), 0, w.stream)
 						}
 					}
+					defer w.comm.Close() // before the buffers go: what is enqueued uses them
 					a := &attempt{world: w}
 					if bad == 0 {
 						return a.wait(err)

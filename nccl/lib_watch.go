@@ -279,8 +279,8 @@ func (l *library) watch() {
 
 func (l *library) look() error {
 	c := l.c
-	if err := c.dev.Err(); err != nil {
-		return &cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: its device has failed: %v", ErrAborted, c.rank, err)}
+	if lost := l.deviceFailed(); lost != nil {
+		return lost
 	}
 	if err := c.look(); err != nil {
 		return err

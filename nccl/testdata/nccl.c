@@ -186,6 +186,8 @@ static void *joins(void *arg) {
 API int ncclCommInitRankConfig(struct comm **out, int n, unique_id id, int rank, const struct config *k) {
 	note("CommInitRankConfig n=%d rank=%d size=%zu magic=%x blocking=%d name=%s cga=%d", n, rank, k->size, k->magic, k->blocking, k->name ? k->name : "", k->cga == INT_MIN);
 	pthread_once(&once, bind_driver);
+	if (word("init-fails") && rank == n - 1)
+		return fail(1, "Cuda failure 2 'out of memory'");
 	struct comm *c = calloc(1, sizeof *c);
 	*c = (struct comm){.n = n, .rank = rank, .state = INPROGRESS, .turn = PTHREAD_MUTEX_INITIALIZER};
 	if (get_current(&c->ctx) || !c->ctx)
