@@ -171,7 +171,18 @@ func (d *Device) Bind() Bound {
 	if err := d.plat.bind(); err != nil {
 		return Bound{err: &Error{Op: "bind", Detail: d.String(), Err: err}}
 	}
-	return Bound{d: d}
+	return Bound{d: d, free: true}
+}
+
+// BindCall is BindRelaxed for a single call of a communication library, which uses the devices of its communicators and brings back what the thread had: where the
+// thread has had the device at the last such call, the driver is not asked again.
+func (d *Device) BindCall() Bound {
+	if err := d.plat.bindCall(); err != nil {
+		return Bound{err: &Error{Op: "bind", Detail: d.String(), Err: err}}
+	}
+	b := Bound{d: d}
+	b.mode, b.relaxed = d.plat.relax()
+	return b
 }
 
 // BindRelaxed is Bind for a thread that may be capturing: until the Release the driver lets it make calls that are forbidden to such a thread, as those with which
@@ -188,6 +199,7 @@ func (d *Device) BindRelaxed() Bound {
 type Bound struct {
 	d       *Device
 	err     error
+	free    bool // the caller may have changed the thread's device
 	relaxed bool
 	mode    int32 // the thread's, while relaxed
 }
@@ -202,6 +214,9 @@ func (b Bound) Release() {
 	}
 	if b.relaxed {
 		b.d.plat.restore(b.mode)
+	}
+	if b.free {
+		b.d.plat.unknow()
 	}
 	b.d.plat.unbind()
 }

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -32,7 +32,8 @@ type driverDevice struct {
 	about    Info
 	settings []dl.Finding // that break graphs
 	closed   atomic.Bool
-	gone     atomic.Bool // the context is lost, with all that is in it
+	gone     atomic.Bool    // the context is lost, with all that is in it
+	thread   atomic.Uintptr // by its number, the one that has the context current: see driver_bind.go
 
 	aux    cusys.Stream // for zeroing memory
 	auxMu  sync.Mutex   // guards the order of zeroing and its wait
@@ -134,6 +135,7 @@ func newDriverDevice(dev *Device, p Platform, token string) (*driverDevice, erro
 	if err = g.start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", g, err), drv.PrimaryCtxRelease(g.id))
 	}
+	openDevices.change(func(list []*driverDevice) []*driverDevice { return append(list, g) })
 	return g, nil
 }
 
@@ -216,30 +218,6 @@ func (g *driverDevice) memoryInfo() (free, total uint64, err error) {
 	return free, total, g.cause(err)
 }
 
-func (g *driverDevice) bind() error {
-	if g.closed.Load() {
-		return ErrClosed
-	}
-	runtime.LockOSThread()
-	if err := g.drv.CtxSetCurrent(g.ctx); err != nil {
-		runtime.UnlockOSThread()
-		return g.cause(err)
-	}
-	return nil
-}
-
-func (g *driverDevice) unbind() { runtime.UnlockOSThread() }
-
-func (g *driverDevice) relax() (int32, bool) {
-	if !g.captures.any() {
-		return 0, false
-	}
-	mode, err := g.drv.ExchangeCaptureMode(cusys.CaptureRelaxed)
-	return int32(mode), err == nil
-}
-
-func (g *driverDevice) restore(mode int32) { g.drv.ExchangeCaptureMode(cusys.CaptureMode(mode)) }
-
 // entered is a thread with the device current on it for calls of this package.
 type entered struct {
 	g     *driverDevice
@@ -289,6 +267,9 @@ func (g *driverDevice) close() error {
 		in.leave()
 	}
 	g.closed.Store(true)
+	openDevices.change(func(list []*driverDevice) []*driverDevice {
+		return slices.DeleteFunc(list, func(other *driverDevice) bool { return other == g })
+	})
 	errs = append(errs, g.drv.PrimaryCtxRelease(g.id))
 	return g.lost(errors.Join(errs...))
 }

@@ -1162,6 +1162,7 @@ func TestGPUAllocatesNothing(t *testing.T) {
 		"event":        func() error { return e.Synchronize(ctx) },
 		"query":        func() error { _, err := s.Query(); return err },
 		"bind":         func() error { b := d.Bind(); b.Release(); return b.Err() },
+		"bind call":    func() error { b := d.BindCall(); b.Release(); return b.Err() },
 		"qualifies no": func() error { return nil },
 	} {
 		for range 10 { // pools get warm

@@ -120,9 +120,9 @@ func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
 			l.used(calls[i].Stream, calls[i].Op, calls[i].Seq)
 		}
 	}
-	// A group belongs to a thread, and the library makes the thread's device current again behind a call, which without one would be the first.
-	// Relaxed, for in a capture the first call connects the members on this thread.
-	b := l.c.dev.BindRelaxed()
+	// A group belongs to a thread, and the library makes the thread's device current again behind a call, which without one would be the first: it
+	// would make a context there. Relaxed, for in a capture the first call connects the members on this thread.
+	b := l.c.dev.BindCall()
 	defer b.Release()
 	if err := b.Err(); err != nil {
 		return err

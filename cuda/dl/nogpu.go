@@ -19,3 +19,7 @@ func callC(Func, []uintptr) uintptr { panic("dl: " + noGPU) }
 func bindC(Func, any) { panic("dl: " + noGPU) }
 
 func newCallback(func(uintptr)) uintptr { return 0 } // nothing can call it
+
+// MarkThread and ThisThread tell threads from each other, which here nothing needs.
+func MarkThread() uintptr { return 0 }
+func ThisThread() uintptr { return 0 }
