@@ -270,19 +270,32 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 		err := b.stream.Synchronize(ctx)
 		return float64(time.Since(start).Nanoseconds()) / 1e3 / float64(n*perCall), err
 	}
+	// atMost is how many calls fit into the limit on every rank, judged by one that took so long here.
+	atMost := func(n int, us float64) (int, error) {
+		all, err := b.gather(ctx, []float64{us})
+		if err != nil {
+			return 0, err
+		}
+		return roundLength(n, b.limit, slices.Max(all[0])*float64(perCall)), nil
+	}
 	// The first call connects the ranks; those after it say how long one takes.
 	if _, err := timed(1); err != nil {
 		return p, err
 	}
-	guess, err := timed(max(1, b.warmUp))
+	guess, err := timed(1)
 	if err != nil {
 		return p, err
 	}
-	guesses, err := b.gather(ctx, []float64{guess})
+	warmUp, err := atMost(b.warmUp, guess)
 	if err != nil {
 		return p, err
 	}
-	p.n = roundLength(most, b.limit, slices.Max(guesses[0])*float64(perCall))
+	if guess, err = timed(warmUp); err != nil {
+		return p, err
+	}
+	if p.n, err = atMost(most, guess); err != nil {
+		return p, err
+	}
 	mine := make([]float64, b.rounds)
 	for i := range mine {
 		if err := b.job.Barrier(ctx); err != nil {

@@ -84,7 +84,7 @@ func TestParse(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := &config{ops: opNames, modes: modeNames, calls: callsNames, places: []string{"out"}, dtype: "float32", red: "sum",
-				min: 8, max: 64 << 20, factor: 8, n: 20, perGraph: 20, launches: 20, buffers: 1, warmUp: 5, rounds: 5, limit: 50 * time.Millisecond}
+				min: 8, max: 64 << 20, factor: 8, n: 20, perGraph: 20, launches: 20, buffers: 1, warmUp: 5, rounds: 5, limit: 30 * time.Millisecond}
 			tt.want(want)
 			if d := cmp.Diff(got, want, cmp.AllowUnexported(config{})); d != "" {
 				t.Errorf("got - want +:\n%s", d)

@@ -45,7 +45,7 @@ How to measure:
   -G N           timed launches of a graph in a round (default 20)
   -w N           untimed calls or launches before (default 5)
   -r N           rounds (default 5)
-  -limit TIME    fewer calls in a round where it would take longer (default 50ms)
+  -limit TIME    fewer calls in a round where it would take longer (default 30ms)
   -buffers N     calls on more than 64K take up to N buffers in turn, which together are not
                  larger than -e: they leave the cache, as those of nccl-tests do (default 1)
   -c             check the results; a wrong one makes the exit code 1
@@ -172,7 +172,7 @@ func parse(args []string) (*config, error) {
 	fs.IntVar(&c.buffers, "buffers", 1, "")
 	fs.IntVar(&c.warmUp, "w", 5, "")
 	fs.IntVar(&c.rounds, "r", 5, "")
-	fs.DurationVar(&c.limit, "limit", 50*time.Millisecond, "")
+	fs.DurationVar(&c.limit, "limit", 30*time.Millisecond, "")
 	fs.BoolVar(&c.check, "c", false, "")
 	fs.BoolVar(&c.json, "json", false, "")
 	if err := fs.Parse(args); err != nil {
