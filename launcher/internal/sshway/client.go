@@ -25,7 +25,14 @@ type Config struct {
 	Patient bool
 	// OnRetry, if not nil, is told of each attempt that failed and will be repeated. It may be called concurrently.
 	OnRetry func(t way.Target, err error)
+	// Pending is how many connections to one server may be unauthenticated at a time; 0 means DefaultPending. Others
+	// wait. It matters for a jump host, and for many names of one server.
+	Pending int
 }
+
+// DefaultPending is less than the ten from which on sshd drops connections by default (MaxStartups 10:30:100): there
+// each counts a little longer than here.
+const DefaultPending = 8
 
 // Client opens sessions on hosts. It reads the configuration and keys when the first is opened, once.
 type Client struct {
@@ -33,6 +40,33 @@ type Client struct {
 	load  func() (*environment, error)
 	known knownKeys
 	files keyFiles
+
+	mu      sync.Mutex // guards pending
+	pending map[string]chan struct{}
+}
+
+// enter waits until one connection more to the server may be pending; leave ends that.
+func (c *Client) enter(ctx context.Context, address string) (leave func(), err error) {
+	c.mu.Lock()
+	slots := c.pending[address]
+	if slots == nil {
+		if c.pending == nil {
+			c.pending = map[string]chan struct{}{}
+		}
+		n := c.conf.Pending
+		if n <= 0 {
+			n = DefaultPending
+		}
+		slots = make(chan struct{}, n)
+		c.pending[address] = slots
+	}
+	c.mu.Unlock()
+	select {
+	case slots <- struct{}{}:
+		return func() { <-slots }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // environment is what all hosts share.
@@ -100,7 +134,7 @@ func (c *Client) Open(ctx context.Context, t way.Target, line string) (way.Sessi
 		}
 		again := errors.Is(err, errDropped) || c.conf.Patient && e.Temporary
 		if !again || ctx.Err() != nil {
-			return nil, givenUp(e, n, begin)
+			return nil, givenUp(ctx, e, n, begin)
 		}
 		if c.conf.OnRetry != nil {
 			c.conf.OnRetry(t, err)
@@ -110,18 +144,22 @@ func (c *Client) Open(ctx context.Context, t way.Target, line string) (way.Sessi
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return nil, givenUp(e, n, begin)
+			return nil, givenUp(ctx, e, n, begin)
 		}
 		pause = min(pause*3/2, lastPause)
 	}
 }
 
-// givenUp adds how often it was tried.
-func givenUp(e *way.Error, n int, begin time.Time) error {
+// givenUp adds how often it was tried, or says that it is the caller who gave up.
+func givenUp(ctx context.Context, e *way.Error, n int, begin time.Time) error {
+	cp := *e
+	if errors.Is(ctx.Err(), context.Canceled) && !errors.Is(e, context.Cause(ctx)) {
+		cp.Cause, cp.Advice, cp.Temporary = fmt.Errorf("%w (last: %w)", context.Cause(ctx), e.Cause), "", false
+		return &cp
+	}
 	if n == 1 {
 		return e
 	}
-	cp := *e
 	cp.Cause = fmt.Errorf("%w (tried %d times in %v)", e.Cause, n, time.Since(begin).Round(100*time.Millisecond))
 	return &cp
 }

@@ -128,6 +128,13 @@ func (c *Client) connect(ctx context.Context, h hop, depth int) (*link, error) {
 		}
 		d.LocalAddr = a
 	}
+	leave, err := c.enter(ctx, h.address())
+	if err != nil {
+		e := failure(h, way.PhaseConnect, fmt.Errorf("wait for other logins at %s: %w", h.address(), err), "")
+		e.Temporary = isTimeout(ctx.Err())
+		return nil, e
+	}
+	defer leave()
 	conn, err := d.DialContext(ctx, h.o.network, h.address()) // with TCP_NODELAY, Go's default
 	if err != nil {
 		return nil, dialFailure(ctx, h, err)

@@ -149,7 +149,8 @@ func TestDropped(t *testing.T) {
 // More hosts than a server takes at once: all get in.
 func TestMaxStartups(t *testing.T) {
 	sv := startServer(t, serverOptions{lines: "MaxStartups 1"})
-	c := newSite(t, "", sv).client(t, Config{})
+	var drops atomic.Int64
+	c := newSite(t, "", sv).client(t, Config{OnRetry: func(way.Target, error) { drops.Add(1) }})
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
@@ -167,6 +168,48 @@ func TestMaxStartups(t *testing.T) {
 		})
 	}
 	all.Wait()
+	if drops.Load() == 0 {
+		t.Error("the server dropped no one: the test shows nothing")
+	}
+}
+
+// No more connections than Pending are unauthenticated at one server; the others wait, no longer than their contexts.
+func TestPending(t *testing.T) {
+	for _, pending := range []int{0, 3} {
+		port, count := serveRaw(t, func(c net.Conn) { io.Copy(io.Discard, c) })
+		other, others := serveRaw(t, func(c net.Conn) { io.Copy(io.Discard, c) })
+		c := newSite(t, "").client(t, Config{Pending: pending})
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		var all sync.WaitGroup
+		for range 20 {
+			for _, p := range []int{port, other} {
+				all.Go(func() {
+					if _, err := c.Open(ctx, way.Target{Name: "x", Addr: "127.0.0.1", Port: p}, "true"); !errors.Is(err, context.DeadlineExceeded) || !way.Retryable(err) {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		all.Wait()
+		want := int64(pending)
+		if pending == 0 {
+			want = DefaultPending
+		}
+		if a, b := count.Load(), others.Load(); a != want || b != want {
+			t.Errorf("%d and %d connections, want %d each", a, b, want)
+		}
+	}
+}
+
+// A caller who gives up while a refusing host is tried again is told so.
+func TestCancelledRetry(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cl := newSite(t, "").client(t, Config{Patient: true, OnRetry: func(way.Target, error) { cancel() }})
+	_, err := cl.Open(ctx, way.Target{Name: "x", Addr: "127.0.0.1", Port: freePort(t, "127.0.0.1")}, "true")
+	if !errors.Is(err, context.Canceled) || !errors.Is(err, syscall.ECONNREFUSED) || way.Retryable(err) {
+		t.Errorf("%v", err)
+	}
 }
 
 // With patience a host that comes up late is waited for.

@@ -175,7 +175,10 @@ func startServer(t testing.TB, opts serverOptions) *server {
 		s.hostKeys = append(s.hostKeys, k)
 		fmt.Fprintf(&b, "HostKey %s\n", k.file)
 	}
-	fmt.Fprintf(&b, "AuthorizedKeysFile %s/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no\nMaxStartups 100\nPerSourcePenalties no\n", s.dir)
+	fmt.Fprintf(&b, "AuthorizedKeysFile %s/authorized_keys\nPidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUseDNS no\nPerSourcePenalties no\n", s.dir)
+	if !strings.Contains(opts.lines, "MaxStartups") { // of this one the last counts
+		b.WriteString("MaxStartups 100\n")
+	}
 	text := b.String()
 	if version, _ := exec.Command("ssh", "-V").CombinedOutput(); !bytes.Contains(version, []byte("OpenSSH_10")) {
 		text = strings.ReplaceAll(text, "PerSourcePenalties no\n", "")
