@@ -270,7 +270,7 @@ func (r *retries) reason(host string) error {
 func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index int, key []byte) (*remoteHost, error) {
 	p := r.plan
 	ph := &p.Hosts[index]
-	h := &remoteHost{index: index, name: ph.Name, events: r.events, output: r.output, doubt: r.doubt, log: func(line string) { r.verbose("%s", line) },
+	h := &remoteHost{index: index, name: ph.Name, events: r.events, output: r.output, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
 		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
 	s, err := push.Open(ctx, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})
 	if err != nil {
@@ -520,6 +520,18 @@ func (r *runner) doubt(host int) {
 	}
 	if h, ok := r.hosts[host].(*remoteHost); ok {
 		h.doubted.Store(time.Now().UnixNano())
+	}
+}
+
+// unreached takes note that the network between two hosts is cut, although gorun reaches both: the job cannot go on.
+func (r *runner) unreached(by, host int) {
+	if host < 0 || host >= len(r.hosts) {
+		return
+	}
+	if h, ok := r.hosts[host].(*remoteHost); ok {
+		h.lost(fmt.Errorf("host %s has not reached it for %v; gorun does", r.plan.Hosts[by].Name, silentAgreed))
+	} else if h, ok := r.hosts[by].(*remoteHost); ok {
+		h.lost(fmt.Errorf("it has not reached host %s for %v; gorun reaches it", r.plan.Hosts[host].Name, silentAgreed))
 	}
 }
 

@@ -22,6 +22,7 @@ type control interface {
 	AddSeeds(addrs ...string)
 	Ready(ctx context.Context) error
 	LoseHost(host int, name, cause string)
+	Unreached(d time.Duration) []int
 	Over()
 	Close() error
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -72,6 +73,7 @@ type hostConfig struct {
 	events     chan<- agentEvent
 	output     rankOutput
 	ownProcess bool
+	unreached  func(host int) // the host's node does not reach another one; with several hosts
 }
 
 // localHost is a hostAgent whose ranks are children of this process.
@@ -154,16 +156,32 @@ func (h *localHost) start() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), meetTimeout)
 	var wait sync.WaitGroup
-	a := h.agent
+	a, quit := h.agent, make(chan struct{})
 	wait.Go(func() {
 		if err := h.node.Ready(ctx); err != nil && ctx.Err() == context.DeadlineExceeded {
 			a.report(agentEvent{kind: hostApart, err: err})
 		} else if err == nil {
 			a.report(agentEvent{kind: hostMet})
 		}
+		tick := time.NewTicker(beat)
+		defer tick.Stop()
+		for last := time.Now(); ; last = time.Now() {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+			if time.Since(last) > paused {
+				continue // this process was stopped: the answers are still to be read
+			}
+			for _, host := range h.node.Unreached(silentAgreed) {
+				h.cfg.unreached(host)
+			}
+		}
 	})
 	h.later(func() {
 		cancel()
+		close(quit)
 		wait.Wait()
 	})
 }

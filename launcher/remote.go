@@ -46,19 +46,20 @@ const (
 
 // remoteHost is a hostAgent at the other end of a session.
 type remoteHost struct {
-	index    int
-	name     string
-	ranks    []int
-	events   chan<- agentEvent
-	output   *outputs
-	session  *push.Started
-	mux      *agentwire.Mux
-	prepared *agentwire.Prepared
-	opened   time.Time // its agent spoke
-	ready    time.Time // it had prepared
-	doubt    func(host int)
-	log      func(line string)
-	stdin    *remoteStdin // nil: none of its ranks has any
+	index     int
+	name      string
+	ranks     []int
+	events    chan<- agentEvent
+	output    *outputs
+	session   *push.Started
+	mux       *agentwire.Mux
+	prepared  *agentwire.Prepared
+	opened    time.Time // its agent spoke
+	ready     time.Time // it had prepared
+	doubt     func(host int)
+	unreached func(by, host int)
+	log       func(line string)
+	stdin     *remoteStdin // nil: none of its ranks has any
 
 	met       meeting
 	began     time.Time // Start was sent; nil before
@@ -162,6 +163,13 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 	case m.Met != nil:
 		report(agentEvent{kind: hostApart, err: errors.New(m.Met.Text)})
 	case m.Doubt != nil:
+		if m.Doubt.Unreached {
+			if host := m.Doubt.Host; host != h.index {
+				// Not here: it may be the end of this host, and mu is held.
+				h.threads.Go(func() { h.unreached(h.index, host) })
+			}
+			return nil
+		}
 		h.doubt(m.Doubt.Host)
 	case m.State != nil:
 		h.know(m.State)

@@ -26,6 +26,8 @@ const (
 	prepareWait = time.Minute
 	// orphanGrace bounds the kill grace of ranks whose gorun is gone.
 	orphanGrace = time.Second
+	// closeBound bounds the end of the host's bootstrap node.
+	closeBound = time.Second
 	// doubtEvery is how often gorun is told of a doubt that lasts.
 	doubtEvery = time.Second
 )
@@ -221,7 +223,10 @@ func (s *agentServer) prepare() error {
 	}
 	cfg := hostConfig{
 		job: j.Job, start: startNode, masterPort: j.MasterPort, ownProcess: true,
-		events: nil, environ: s.environ,
+		environ: s.environ,
+		unreached: func(host int) {
+			s.mux.Send(&agentwire.Message{Doubt: &agentwire.Doubt{Host: host, Unreached: true}})
+		},
 	}
 	bind := s.address()
 	port, err := freePort(bind, j.PortFrom, j.PortTo)
@@ -556,6 +561,9 @@ func (s *agentServer) giveBack() {
 	s.mux.Flush(farewell)
 	if s.orphaned {
 		s.mux.Close() // what ranks wrote has no reader
+		if s.host != nil {
+			s.host.over()
+		}
 	}
 	for _, fd := range s.stdin {
 		if fd >= 0 {
@@ -563,7 +571,15 @@ func (s *agentServer) giveBack() {
 		}
 	}
 	if s.host != nil {
-		s.host.close()
+		closed := make(chan struct{})
+		go func() {
+			s.host.close()
+			close(closed)
+		}()
+		select {
+		case <-closed:
+		case <-time.After(closeBound): // the node still calls hosts that do not answer; it ends with this process
+		}
 	}
 	if s.pumps != nil {
 		s.pumps.stop()

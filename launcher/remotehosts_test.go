@@ -164,6 +164,12 @@ func testRank(verb string) {
 		if err := job.Close(); err != nil {
 			fail(err)
 		}
+	case "barriers": // without end
+		up()
+		for err == nil {
+			err = job.Barrier(ctx)
+		}
+		fail(err)
 	case "wait": // until a host is lost
 		lost := make(chan error, 1)
 		job.Watch(func(e bootstrap.Event) {
@@ -413,6 +419,33 @@ func TestHostsFaults(t *testing.T) {
 				c.mend(h)
 			}
 			clean(t, h, time.Second)
+		})
+	}
+}
+
+// The network between two hosts is cut, though gorun and a third one reach both.
+func TestHostsApart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: takes 20 s")
+	}
+	for _, to := range []int{0, 2} {
+		t.Run(fmt.Sprintf("from %d to %d", 2-to, to), func(t *testing.T) {
+			h := onHosts(t, 3)
+			j := newHostsJob(t, h, 1, "/root/rank", "rank", "barriers").start()
+			up(t, j, h, 1)
+			begin := time.Now()
+			if err := h.Blackhole(2-to, to, true); err != nil {
+				t.Fatal(err)
+			}
+			if got := j.wait(); got != 123 || !regexp.MustCompile(`(?m)^gorun: host h[13] is lost: host h[13] has not reached it for 8s; gorun does`).MatchString(j.err.String()) {
+				t.Errorf("exit code %d, stderr %s", got, j.err.String())
+			}
+			took := time.Since(begin)
+			if took > 12*time.Second {
+				t.Errorf("gorun ended after %v", took)
+			}
+			t.Logf("gorun ended after %v: %s", took, j.err.String())
+			clean(t, h, 2*time.Second)
 		})
 	}
 }

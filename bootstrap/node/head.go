@@ -268,6 +268,21 @@ func (n *Node) hostLost(host int, name, detail string, over bool) {
 	}
 }
 
+// Unreached lists the hosts to which messages have been on the way for at least d, without any acknowledgement: the network between
+// them and this one may be cut, though others reach both and gossip, by way of them, holds them for alive.
+func (n *Node) Unreached(d time.Duration) []int {
+	if n.nodes == 1 {
+		return nil
+	}
+	var hosts []int
+	for i, l := range n.mesh.links {
+		if l != nil && l.waiting() >= d {
+			hosts = append(hosts, i)
+		}
+	}
+	return hosts
+}
+
 // LoseHost gives a host up on the word of the launcher, whatever gossip says ("the agent ended", "no answer for 10s").
 func (n *Node) LoseHost(host int, name, cause string) {
 	if n.nodes == 1 || host < 0 || host >= n.nodes || host == n.cfg.Node {

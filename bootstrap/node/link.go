@@ -29,6 +29,7 @@ type link struct {
 	unacked  [][]byte   // messages first, first+1, ...
 	first    uint64     // number of the first of unacked
 	sent     uint64     // messages before this number were sent once
+	since    time.Time  // when the first of unacked became the first
 	ackDue   bool
 	isClosed bool
 
@@ -53,6 +54,9 @@ func (l *link) nudge() {
 func (l *link) send(b []byte) {
 	l.out.Lock()
 	if !l.isClosed {
+		if len(l.unacked) == 0 {
+			l.since = time.Now()
+		}
 		l.unacked = append(l.unacked, b)
 	}
 	l.out.Unlock()
@@ -66,6 +70,16 @@ func (l *link) close() {
 	l.unacked = nil
 	l.out.Unlock()
 	l.nudge()
+}
+
+// waiting is for how long the host has acknowledged nothing of what it was sent; 0 if nothing waits.
+func (l *link) waiting() time.Duration {
+	l.out.Lock()
+	defer l.out.Unlock()
+	if len(l.unacked) == 0 {
+		return 0
+	}
+	return time.Since(l.since)
 }
 
 // run sends, and sends again, until the mesh ends.
@@ -197,6 +211,7 @@ func (l *link) acknowledge(acked uint64) {
 	}
 	l.unacked = l.unacked[acked-l.first:]
 	l.first = acked
+	l.since = time.Now()
 	if len(l.unacked) == 0 {
 		l.unacked = nil
 		l.nudge() // stops the timer

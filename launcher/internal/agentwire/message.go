@@ -170,8 +170,11 @@ type Exited struct {
 // KeeperDied is the end of the host's keeper.
 type KeeperDied struct{ PID int }
 
-// Doubt says that gossip holds a host for dead.
-type Doubt struct{ Host int }
+// Doubt says that gossip holds a host for dead, or that this host has not reached it for a long time.
+type Doubt struct {
+	Host      int
+	Unreached bool
+}
 
 // State is what the node of host 0 knows of the job.
 type State struct {
