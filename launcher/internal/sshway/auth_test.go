@@ -211,6 +211,12 @@ func TestPasswordOnly(t *testing.T) {
 	mustFail(t, newSite(t, "", sv).client(t, Config{}), target("h1"), way.PhaseAuthenticate, "the server wants password, gorun has keys only", "--rsh ssh")
 }
 
+// A key is not enough.
+func TestTwoFactors(t *testing.T) {
+	sv := startServer(t, serverOptions{lines: "PasswordAuthentication yes\nAuthenticationMethods publickey,password"})
+	mustFail(t, newSite(t, "", sv).client(t, Config{}), target("h1"), way.PhaseAuthenticate, "the server wants password, gorun has keys only")
+}
+
 func TestUserRefused(t *testing.T) {
 	sv := startServer(t, serverOptions{lines: "DenyUsers " + me(t)})
 	mustFail(t, newSite(t, "", sv).client(t, Config{}), target("h1"), way.PhaseAuthenticate, "no key was accepted")

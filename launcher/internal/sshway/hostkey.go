@@ -98,20 +98,24 @@ var preferred = []string{
 	ssh.KeyAlgoED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256,
 }
 
-// algorithms are those to negotiate: of the known keys, so that the server shows one that can be compared; for a host
-// without any all but certificates, which only a known authority makes good.
+// algorithms are those to negotiate: of the known keys, so that the server shows one that can be compared. Certificates
+// are among them only where an authority is known, and all types of bare keys where none is.
 func (c *hostKeyCheck) algorithms() []string {
 	var known []string
+	bare := false
 	for _, name := range c.names {
 		known = append(known, c.db.HostKeyAlgorithms(name)...)
+		for _, k := range c.db.HostKeys(name) {
+			bare = bare || !k.Cert
+		}
 	}
 	var algos []string
 	for _, a := range preferred {
-		if slices.Contains(known, a) || len(known) == 0 && !strings.Contains(a, "-cert-") {
+		if slices.Contains(known, a) || !bare && !strings.Contains(a, "-cert-") {
 			algos = append(algos, a)
 		}
 	}
-	if len(algos) == 0 {
+	if len(algos) == 0 { // only types that are not supported are known: whatever it shows has changed
 		return preferred[slices.Index(preferred, ssh.KeyAlgoED25519):]
 	}
 	return algos
@@ -137,7 +141,7 @@ func (c *hostKeyCheck) check(db *knownhosts.HostKeyDB, remote net.Addr, key ssh.
 	}
 	var first error
 	for i, name := range c.names {
-		err := db.HostKeyCallback()(name, remote, key)
+		err := withoutAuthorities(db, name, db.HostKeyCallback()(name, remote, key))
 		if err == nil {
 			return nil
 		}
@@ -152,6 +156,22 @@ func (c *hostKeyCheck) check(db *knownhosts.HostKeyDB, remote net.Addr, key ssh.
 		}
 	}
 	return first
+}
+
+// withoutAuthorities takes the lines of authorities out of the keys that a bare key was compared with: that an authority
+// is known says nothing of a host that has no certificate.
+func withoutAuthorities(db *knownhosts.HostKeyDB, name string, err error) error {
+	ke, ok := errors.AsType[*xknownhosts.KeyError](err)
+	if !ok || len(ke.Want) == 0 {
+		return err
+	}
+	authority := map[string]bool{}
+	for _, k := range db.HostKeys(name) {
+		if k.Cert {
+			authority[string(k.Marshal())] = true
+		}
+	}
+	return &xknownhosts.KeyError{Want: slices.DeleteFunc(slices.Clone(ke.Want), func(w xknownhosts.KnownKey) bool { return authority[string(w.Key.Marshal())] })}
 }
 
 func isUnknown(err error) bool {

@@ -163,6 +163,19 @@ func certify(t testing.TB, ca, key keyPair, kind uint32, principals []string) {
 	write(t, key.file+"-cert.pub", string(ssh.MarshalAuthorizedKey(cert)))
 }
 
+// An authority is known for all hosts, and this one has no certificate: its key is unknown, or known, as any other.
+func TestAuthorityWithoutCertificate(t *testing.T) {
+	sv := startServer(t, serverOptions{})
+	st := newSite(t, "", sv)
+	line := "@cert-authority * " + newKey(t, filepath.Join(st.home, "ca"), "ed25519", "").authorized()
+	write(t, st.knownHosts(), line)
+	mustFail(t, st.client(t, Config{}), target("h1"), way.PhaseHostKey, "unknown key")
+	mustRun(t, st.client(t, Config{AcceptNewHostKeys: true}), target("h1"))
+	mustRun(t, st.client(t, Config{}), target("h1"))
+	write(t, st.knownHosts(), line+sv.knownName()+" "+newKey(t, filepath.Join(st.home, "k"), "ed25519", "").authorized())
+	mustFail(t, st.client(t, Config{AcceptNewHostKeys: true}), target("h1"), way.PhaseHostKey, "changed", st.knownHosts()+":2")
+}
+
 func TestAcceptNewHostKeys(t *testing.T) {
 	sv := startServer(t, serverOptions{})
 	for _, c := range []struct {

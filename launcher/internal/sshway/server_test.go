@@ -180,7 +180,7 @@ func startServer(t testing.TB, opts serverOptions) *server {
 		b.WriteString("MaxStartups 100\n")
 	}
 	text := b.String()
-	if version, _ := exec.Command("ssh", "-V").CombinedOutput(); !bytes.Contains(version, []byte("OpenSSH_10")) {
+	if !hasPenalties(t) {
 		text = strings.ReplaceAll(text, "PerSourcePenalties no\n", "")
 	}
 	config := filepath.Join(s.dir, "sshd_config")
@@ -196,6 +196,17 @@ func startServer(t testing.TB, opts serverOptions) *server {
 	}
 	t.Fatalf("sshd does not start:\n%s", s.log)
 	return nil
+}
+
+// hasPenalties says whether sshd drops clients that failed before, as it does since 9.8.
+func hasPenalties(t testing.TB) bool {
+	t.Helper()
+	out, err := exec.Command(program(t, "ssh"), "-V").CombinedOutput()
+	var major, minor int
+	if _, serr := fmt.Sscanf(string(out), "OpenSSH_%d.%d", &major, &minor); serr != nil {
+		t.Fatalf("ssh -V: %v, %q", err, out)
+	}
+	return major > 9 || major == 9 && minor >= 8
 }
 
 func (s *server) run(t testing.TB, sshd, config string) bool {
