@@ -139,7 +139,7 @@ func (t *trial) judgeHost(r *row) {
 // judgeLibrary goes by what the library's log says about the buffer.
 func (t *trial) judgeLibrary(r *row, s span) {
 	r.Registered = regNone
-	unknown := ""
+	unknown, kept := "", ""
 	for _, e := range t.events {
 		about := s.holds(e.Addr[0]) || s.holds(e.Addr[1])
 		switch {
@@ -152,9 +152,13 @@ func (t *trial) judgeLibrary(r *row, s span) {
 			r.Registered = regNoted
 		case e.Kind == unknownForm:
 			unknown = e.Text
+		case e.Kind == notGivenBack:
+			kept = e.Text
 		}
 	}
 	switch {
+	case r.Released == t.stageText(notReleased) && kept != "":
+		r.Line = kept
 	case t.mode == nccl.Window && t.windows:
 		r.Registered = regWindow
 		r.Released = t.closing // the log tells nothing of it; the window's Close did not fail
@@ -197,13 +201,26 @@ func (t *trial) releasedAt(s span) stage {
 		handle uint64
 	}
 	open := map[key]int{}
+	var multicast []uint64
+	// The end of a multicast registration is told by the address that it had, of which the buffer's is a part.
+	ends := func(e seen) bool {
+		if e.Way != wayNVLS {
+			return e.Handle != 0 || s.inAllocation(e.Addr[0])
+		}
+		return slices.ContainsFunc(multicast, func(mc uint64) bool { return e.Addr[0] <= mc && mc-e.Addr[0] < s.baseSize })
+	}
 	at := notReleased
 	for _, e := range t.events {
 		k := key{e.Way, e.Peer, e.Handle}
 		switch {
 		case e.Kind == registered && (s.holds(e.Addr[0]) || s.holds(e.Addr[1])):
 			open[k]++
-		case e.Kind == deregistered && open[k] > 0 && (e.Handle != 0 || s.inAllocation(e.Addr[0])):
+			for i, addr := range e.Addr {
+				if s.holds(addr) {
+					multicast = append(multicast, e.MC[i])
+				}
+			}
+		case e.Kind == deregistered && open[k] > 0 && ends(e):
 			if open[k]--; open[k] == 0 {
 				delete(open, k)
 			}

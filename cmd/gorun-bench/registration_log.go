@@ -47,6 +47,7 @@ const (
 	reused                            // a registration that was there serves a call
 	refused                           // tried, and not possible
 	deregistered                      // given back
+	notGivenBack                      // tried to give it back, and failed
 	inWindow                          // a call runs in windows; only rank 0's log tells it
 	unknownForm                       // about registration, in a form that the table does not have
 )
@@ -65,13 +66,15 @@ type logEvent struct {
 	Way    string
 	Rank   int       // in the communicator; -1 where the line does not tell it
 	Peer   int       // -1: none is told
-	Addr   [2]uint64 // buffers, 0: none. Of deregistered the head of the allocation
+	Addr   [2]uint64 // buffers, 0: none. Of deregistered the head of the allocation, or of its multicast address
+	MC     [2]uint64 // their multicast addresses, with NVLS
 	Size   uint64    // bytes, of noted
 	Handle uint64    // of network and SHARP registrations
 	Text   string    // what NCCL says, without host, process and device
 }
 
-// form is a text of some versions. In braces is what is read: rank, peer, size (decimal); buf, buf2, handle, x (addresses, x is skipped).
+// form is a text of some versions. In braces is what is read: rank, peer, size (decimal); buf, buf2, mc, mc2, handle
+// (addresses); x is skipped.
 // What follows the text is not looked at.
 type form struct {
 	from, before version
@@ -97,14 +100,14 @@ var forms = []form{
 	{22400, never, refused, wayIPC, "rank {rank} failed to IPC register userbuff {buf} buffSize {size}"},
 	{22300, never, deregistered, wayIPC, "rank {rank} - IPC deregistered buffer {buf} peer {peer}"},
 
-	{21900, 22100, registered, wayNVLS, "rank {rank} successfully local-registered sendbuff {buf}, recvbuff {buf2},"},
-	{22000, 22400, registered, wayNVLS, "rank {rank} successfully local-registered NVLS sendbuff {buf}, recvbuff {buf2},"},
-	{21900, 22400, registered, wayNVLS, "rank {rank} successfully graph-registered sendbuff {buf}, recvbuff {buf2},"},
-	{21900, 22100, reused, wayNVLS, "rank {rank} reuse local-registered sendbuff {buf}, recvbuff {buf2},"},
-	{22000, 22400, reused, wayNVLS, "rank {rank} reuse local-registered NVLS sendbuff {buf}, recvbuff {buf2},"},
+	{21900, 22100, registered, wayNVLS, "rank {rank} successfully local-registered sendbuff {buf}, recvbuff {buf2}, sendbuff size {x}, recvbuff size {x}, reg sendbuff {mc}, reg recvbuff {mc2}"},
+	{22000, 22400, registered, wayNVLS, "rank {rank} successfully local-registered NVLS sendbuff {buf}, recvbuff {buf2}, sendbuff size {x}, recvbuff size {x}, reg sendbuff {mc}, reg recvbuff {mc2}"},
+	{21900, 22400, registered, wayNVLS, "rank {rank} successfully graph-registered sendbuff {buf}, recvbuff {buf2}, sendbuff size {x} (register size {x}, sendGran {x}), recvbuff size {x} (register size {x}, recvGran {x}), reg sendbuff {mc}, reg recvbuff {mc2}"},
+	{21900, 22100, reused, wayNVLS, "rank {rank} reuse local-registered sendbuff {buf}, recvbuff {buf2}, sendbuff size {x}, recvbuff size {x}, reg sendbuff {mc}, reg recvbuff {mc2}"},
+	{22000, 22400, reused, wayNVLS, "rank {rank} reuse local-registered NVLS sendbuff {buf}, recvbuff {buf2}, sendbuff size {x}, recvbuff size {x}, reg sendbuff {mc}, reg recvbuff {mc2}"},
 	{21900, 22400, deregistered, wayNVLS, "rank {rank} - deregistered buffer {buf} on device"},
-	{22400, never, registered, wayNVLS, "rank {rank} successfully registered NVLS sendbuff {buf}, recvbuff {buf2},"},
-	{22400, never, reused, wayNVLS, "rank {rank} reuse registered NVLS sendbuff {buf}, recvbuff {buf2},"},
+	{22400, never, registered, wayNVLS, "rank {rank} successfully registered NVLS sendbuff {buf}, recvbuff {buf2}, sendbuff size {x}, recvbuff size {x}, reg sendbuff {mc}, reg recvbuff {mc2}"},
+	{22400, never, reused, wayNVLS, "rank {rank} reuse registered NVLS sendbuff {buf}, recvbuff {buf2}, sendbuff size {x}, recvbuff size {x}, reg sendbuff {mc}, reg recvbuff {mc2}"},
 	{22400, never, refused, wayNVLS, "rank {rank} failed to NVLS register sendbuff {buf} sendbuffSize {size} recvbuff {buf2}"},
 	{22400, never, deregistered, wayNVLS, "rank {rank} - NVLS deregistered buffer {buf} on device"},
 
@@ -123,6 +126,14 @@ var forms = []form{
 	{22807, never, refused, "", "Skipping registration for buffer {buf} size {size}"},
 	{22807, never, refused, "", "Skipping graph registration for buffer {buf} size {size}"},
 	{22807, never, refused, wayNVLS, "Failed to multicast-bind user buffer"},
+
+	{21900, 22300, refused, wayNVLS, "register fails, buffer {buf}"},
+	{22703, 22800, refused, "", "buffer {buf} (baseAddr {x} align {x}) size {size}"},
+	{22902, never, refused, wayNet, "Buffer {buf} (size {size}, numSegments {x}) not registered"},
+	{22400, never, notGivenBack, wayIPC, "rank {rank} deregister IPC buffer {buf} peerRank {peer} failed"},
+	{22400, never, notGivenBack, wayNVLS, "rank {rank} deregister NVLS buffer {buf} dev"},
+	{22400, never, notGivenBack, wayNet, "rank {rank} deregister NET buffer handle {handle} proxy"},
+	{22400, never, notGivenBack, waySHARP, "rank {rank} deregister COLLNET buffer handle {handle} proxy"},
 
 	// Steps of an IPC registration: what comes of them is told by the lines above.
 	{22500, never, 0, "", "rank {rank} - IPC registering buffer {buf}"},
@@ -248,6 +259,10 @@ func (e *logEvent) set(name, word string) bool {
 		e.Addr[0] = n
 	case "buf2":
 		e.Addr[1] = n
+	case "mc":
+		e.MC[0] = n
+	case "mc2":
+		e.MC[1] = n
 	case "handle":
 		e.Handle = n
 	}

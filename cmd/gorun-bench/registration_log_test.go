@@ -14,9 +14,9 @@ var recordedLines = []struct {
 	want    logEvent // without Text
 }{
 	{22104, "node-a:77:77 [0] NCCL INFO rank 0 successfully local-registered NVLS sendbuff 0x7f0000200000, recvbuff 0x7f0000400000, sendbuff size 1048576, recvbuff size 1048576, reg sendbuff 0x1, reg recvbuff 0x2",
-		logEvent{Kind: registered, Way: wayNVLS, Peer: -1, Addr: [2]uint64{0x7f0000200000, 0x7f0000400000}}},
-	{21903, "node-a:77:77 [0] NCCL INFO rank 2 successfully graph-registered sendbuff 0x7f0000200000, recvbuff 0x7f0000400000, sendbuff size 4 (register size 2097152, sendGran 2097152), recvbuff size 4",
-		logEvent{Kind: registered, Way: wayNVLS, Rank: 2, Peer: -1, Addr: [2]uint64{0x7f0000200000, 0x7f0000400000}}},
+		logEvent{Kind: registered, Way: wayNVLS, Peer: -1, Addr: [2]uint64{0x7f0000200000, 0x7f0000400000}, MC: [2]uint64{1, 2}}},
+	{21903, "node-a:77:77 [0] NCCL INFO rank 2 successfully graph-registered sendbuff 0x7f0000200000, recvbuff 0x7f0000400000, sendbuff size 4 (register size 2097152, sendGran 2097152), recvbuff size 4 (register size 2097152, recvGran 2097152), reg sendbuff 0x1, reg recvbuff 0x2",
+		logEvent{Kind: registered, Way: wayNVLS, Rank: 2, Peer: -1, Addr: [2]uint64{0x7f0000200000, 0x7f0000400000}, MC: [2]uint64{1, 2}}},
 	{22205, "node-a:77:90 [3] NCCL INFO rank 3 - deregistered buffer 0x7f0000200000 on device 3, size 2097152",
 		logEvent{Kind: deregistered, Way: wayNVLS, Rank: 3, Peer: -1, Addr: [2]uint64{0x7f0000200000}}},
 	{22105, "node-a:77:77 [0] NCCL INFO rank 1 successfully registered collNet sendbuff 0x7f0000200000 (handle 0x55aa), sendbuff size 64, recvbuff 0x7f0000400000 (handle 0x55bb), recvbuff size 64",
@@ -34,7 +34,7 @@ var recordedLines = []struct {
 	{22403, "node-a:77:77 [1] transport/p2p.cc:942 NCCL WARN rank 1 failed to IPC register userbuff 0x7f0000200000 buffSize 64 nPeers 1 isLegacyIpc (nil)",
 		logEvent{Kind: refused, Way: wayIPC, Rank: 1, Peer: -1, Addr: [2]uint64{0x7f0000200000}, Size: 64}},
 	{22403, "node-a:77:77 [1] NCCL INFO rank 1 successfully registered NVLS sendbuff (nil), recvbuff 0x7f0000400000, sendbuff size 0, recvbuff size 64, reg sendbuff (nil), reg recvbuff 0x2",
-		logEvent{Kind: registered, Way: wayNVLS, Rank: 1, Peer: -1, Addr: [2]uint64{0, 0x7f0000400000}}},
+		logEvent{Kind: registered, Way: wayNVLS, Rank: 1, Peer: -1, Addr: [2]uint64{0, 0x7f0000400000}, MC: [2]uint64{0, 2}}},
 	{22403, "node-a:77:77 [1] NCCL INFO rank 1 - NVLS deregistered buffer 0x7f0000400000 on device 1, size 2097152",
 		logEvent{Kind: deregistered, Way: wayNVLS, Rank: 1, Peer: -1, Addr: [2]uint64{0x7f0000400000}}},
 	{22403, "node-a:77:77 [1] NCCL INFO rank 1 - COLLNET register userbuff 0x7f0000400000 (handle 0x55aa), buffSize 64, type Recv",
@@ -64,6 +64,9 @@ var recordedLines = []struct {
 	{22809, "node-a:77:77 [0] NCCL INFO rank 0 - deregistered net buffer handle 0x55aa", logEvent{Kind: deregistered, Way: wayNet, Peer: -1, Handle: 0x55aa}},
 	{22809, "node-a:77:77 [0] NCCL INFO rank 0 failed to NET register userbuff 0x7f0000200000 buffSize 64 GDR flag 0",
 		logEvent{Kind: refused, Way: wayNet, Peer: -1, Addr: [2]uint64{0x7f0000200000}, Size: 64}},
+
+	{22809, "node-a:77:77 [0] register/register.cc:94 NCCL WARN rank 0 deregister IPC buffer 0x7f0000200000 peerRank 1 failed",
+		logEvent{Kind: notGivenBack, Way: wayIPC, Peer: 1, Addr: [2]uint64{0x7f0000200000}}},
 
 	{23007, "node-a:77:77 [0] NCCL INFO rank 0 - IPC register buffer 0x7f0000200000 size 64 (baseAddr 0x7f0000200000 totalSize 2097152 numSegments 1) to peer 1 regAddr 0x7f1000000000 offsetOut 0",
 		logEvent{Kind: registered, Way: wayIPC, Peer: 1, Addr: [2]uint64{0x7f0000200000}, Size: 64}},
@@ -102,7 +105,7 @@ func TestParseLine(t *testing.T) {
 
 // TestForms holds that of one version's forms no two read the same text, so that their order means nothing.
 func TestForms(t *testing.T) {
-	sample := strings.NewReplacer("{rank}", "1", "{peer}", "0", "{size}", "64", "{x}", "64", "{buf}", "0x1000", "{buf2}", "0x2000", "{handle}", "0x3000")
+	sample := strings.NewReplacer("{rank}", "1", "{peer}", "0", "{size}", "64", "{x}", "64", "{mc}", "0x4000", "{mc2}", "(nil)", "{buf}", "0x1000", "{buf2}", "0x2000", "{handle}", "0x3000")
 	for _, v := range []version{21903, 22005, 22105, 22203, 22304, 22403, 22501, 22602, 22703, 22803, 22809, 22902, 22907, 23003, 23007} {
 		n := 0
 		for i, f := range forms {

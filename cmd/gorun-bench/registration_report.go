@@ -59,6 +59,8 @@ func advice(r *registrationReport, w row) string {
 		return "report the line: " + w.Line
 	case r.Library == "":
 		return "this is a defect of gorun's host platform; report it with the output of --json"
+	case strings.HasPrefix(w.Problem, "the library has not") && strings.Contains(w.Line, "failed"):
+		return "the library says: " + w.Line
 	case strings.HasPrefix(w.Problem, "the library has not"):
 		return "Comm.Drain, or a new communicator, gives it back; if it is not among the known faults (nccl.Explain), report it"
 	case w.Mode == "plain":

@@ -49,8 +49,10 @@ func TestJudge(t *testing.T) {
 		deregAt = "rank 0 - IPC deregistered buffer 0x200000 peer 1 ipc remote buffer 0x7f"
 		refusal = "rank 0 failed to IPC register userbuff 0x101000 buffSize 4096 nPeers 1 isLegacyIpc 0 type POSIX_FD"
 		list    = "register comm 0x5 buffer 0x100000 size 8192"
-		nvls    = "rank 0 successfully registered NVLS sendbuff 0x100000, recvbuff 0x101000, sendbuff size 1, recvbuff size 1"
-		nvlsEnd = "rank 0 - NVLS deregistered buffer 0x100000 on device 0 ucsize 1 mcsize 1"
+		nvls    = "rank 0 successfully registered NVLS sendbuff 0x100000, recvbuff 0x101000, sendbuff size 1, recvbuff size 1, reg sendbuff 0x900000, reg recvbuff 0x901000"
+		nvlsBad = "rank 0 - NVLS deregistered buffer 0x100000 on device 0 ucsize 1 mcsize 1" // an address that it did not have
+		kept    = "rank 0 deregister IPC buffer 0x100000 peerRank 1 failed"
+		nvlsEnd = "rank 0 - NVLS deregistered buffer 0x900000 on device 0 ucsize 1 mcsize 1"
 		net     = "rank 0 - NET register userbuff 0x100000 (handle 0xaa), buffSize 4096"
 		netEnd  = "rank 0 - deregistered net buffer handle 0xaa"
 		odd     = "rank 0 - IPC registriert buffer 0x101000"
@@ -70,6 +72,9 @@ func TestJudge(t *testing.T) {
 		{"other memory's end", newTrial(nccl.Graph, reg, "1", deregAt), got{"none", "", ""}, got{"graph, IPC", "NOT RELEASED", "the library has not given the registration back"}},
 		{"one of two peers kept", newTrial(nccl.Graph, reg, regTwo, "1", dereg), got{"none", "", ""}, got{"graph, IPC", "NOT RELEASED", "the library has not given the registration back"}},
 		{"both by switch", newTrial(nccl.Graph, nvls, "1", nvlsEnd), got{"graph, NVLS", "graph closed", ""}, got{"graph, NVLS", "graph closed", ""}},
+		{"by switch, another's end", newTrial(nccl.Graph, nvls, "1", nvlsBad), got{"graph, NVLS", "NOT RELEASED", "the library has not given the registration back"},
+			got{"graph, NVLS", "NOT RELEASED", "the library has not given the registration back"}},
+		{"an end that failed", newTrial(nccl.Graph, reg, "1", kept), got{"none", "", ""}, got{"graph, IPC", "NOT RELEASED", "the library has not given the registration back"}},
 		{"by network", newTrial(nccl.Graph, net, "1", netEnd), got{"graph, network", "graph closed", ""}, got{"none", "", ""}},
 		{"refused", newTrial(nccl.Graph, refusal), got{"none", "", "expected graph, and the log shows no registration"}, got{"refused", "", "expected graph, and the log shows no registration"}},
 		{"nothing", newTrial(nccl.Local), got{"none", "", "expected local, and the log shows no registration"}, got{"none", "", "expected local, and the log shows no registration"}},
