@@ -426,10 +426,11 @@ test_step() { # PACKAGE PART [FLAGS]; PART, in the step's name, is of the tests 
 	local pkg=$1 part=$2 bin
 	shift 2
 	bin=./${pkg##*/}.test
-	[ -f "$root/src/$pkg/$bin" ] || { skip "test $pkg" "not in the bundle"; return; }
+	[ -f "$root/src/$pkg/$bin" ] || { skip "test $pkg$part" "not in the bundle"; return; }
 	side_step "test $pkg$part" "$root/src/$pkg" "$bin" -test.v -test.timeout "$((seconds > 20 ? seconds - 10 : seconds))s" $short "$@"
 }
 gpu_packages="cuda/dl cuda/internal/cusys nccl/internal/ncclsys cuda nccl graphs examples/train"
+test_bench() { test_step cmd/gorun-bench " library" -test.run '^Test(Library|Registration)'; }
 if [ -n "$pairs" ]; then
 	[ "${GORUN_DEVICE:-}" = host ] || make_lanes
 	[ -n "$list" ] || [ ${#lane_pid[@]} -ge 2 ] || echo "--pairs: fewer than 4 GPUs, so one package after the other"
@@ -442,12 +443,14 @@ if [ ${#lane_pid[@]} -ge 2 ]; then
 	for pkg in $gpu_packages; do
 		case $pkg in nccl | graphs) ;; *) test_step "$pkg" "" ;; esac
 	done
+	test_bench
 	while end_lane; do :; done
 	lane_pid=() # the other steps are one after the other
 else
 	for pkg in $gpu_packages; do
 		test_step "$pkg" ""
 	done
+	test_bench
 fi
 
 # Examples, on as many ranks as there are GPUs for.

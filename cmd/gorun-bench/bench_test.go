@@ -23,6 +23,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/cuda/dl/dltest"
 	"github.com/gorun-dev/gorun/nccl"
 )
 
@@ -32,8 +33,23 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asMain) != "" {
 		os.Exit(realMain(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 	}
-	os.Setenv("GORUN_DEVICE", "host") // several ranks of these tests are in one process
+	callersDevice = os.Getenv("GORUN_DEVICE")
+	if os.Getenv(onLibrary) == "" {
+		os.Setenv("GORUN_DEVICE", "host") // several ranks of these tests are in one process
+	}
 	goleak.VerifyTestMain(m)
+}
+
+// onLibrary marks the ranks of a test, processes, that use a GPU or what stands for it.
+const onLibrary = "GORUN_BENCH_TEST_LIBRARY"
+
+// callersDevice is GORUN_DEVICE before TestMain set it.
+var callersDevice string
+
+// needGPUs skips a test where there are fewer.
+func needGPUs(t *testing.T, n int) {
+	t.Setenv("GORUN_DEVICE", callersDevice)
+	dltest.NeedGPUs(t, n)
 }
 
 func TestParse(t *testing.T) {
@@ -560,6 +576,76 @@ func TestProcesses(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLibrary runs the program on a collective library: each series is measured, with right results, and the output names the library.
+func TestLibrary(t *testing.T) {
+	const args = "-b 4K -e 1M -f 16 -n 3 -g 2 -G 2 -w 1 -r 2 -buffers 2 -c -json"
+	run := func(t *testing.T, most int, env ...string) []line {
+		results := ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+			c, err := parse(strings.Fields(args))
+			if err != nil {
+				return err
+			}
+			c.max = min(c.max, uint64(most))
+			os.Setenv("GORUN_DEVICE", fmt.Sprint(job.LocalRank()))
+			return runJob(ctx, job, c, os.Stdout, os.Stderr)
+		}, append(env, onLibrary+"=1", "GORUN_DEVICE=")...)
+		for _, r := range results {
+			if r.Code != 0 {
+				t.Fatal(r)
+			}
+		}
+		var all []line
+		for text := range strings.Lines(results[0].Output) {
+			var l struct {
+				line
+				Skipped string
+			}
+			if !strings.HasPrefix(text, "{") {
+				continue
+			}
+			if err := json.Unmarshal([]byte(text), &l); err != nil {
+				t.Fatalf("%v: %s", err, text)
+			}
+			switch {
+			case l.Skipped == "":
+				all = append(all, l.line)
+			case l.Op != "broadcast" || l.Mode != "window":
+				t.Errorf("not measured: %s", text)
+			}
+		}
+		return all
+	}
+	check := func(t *testing.T, got []line, sizes int) {
+		c, err := parse(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := sizes * (len(c.series()) - 2); len(got) < want { // two of broadcast in windows
+			t.Errorf("%d lines, want at least %d", len(got), want)
+		}
+		for _, l := range got {
+			if l.Wrong == nil || *l.Wrong != 0 || !strings.HasPrefix(l.Library, "NCCL 2.") || l.Path == "" || l.Driver == "" || l.Device == "host" ||
+				(l.Mode == "auto" && l.Calls == "captured") != (l.Reason != "" && slices.Contains([]string{"graph", "window"}, l.Used)) {
+				t.Errorf("%+v", l)
+			}
+		}
+	}
+	t.Run("fake", func(t *testing.T) {
+		var env []string
+		const size = 4096 // what stands for the library does nothing else for large buffers
+		if os.Getenv(onLibrary) == "" {
+			driver := dltest.Build(t, "../../cuda/testdata/driver.c", "libcuda.so.1", "-lpthread")
+			library := dltest.Build(t, "../../nccl/testdata/nccl.c", "libnccl.so.2", "-lpthread", "-ldl")
+			env = []string{"GORUN_TEST_FAKE=1", "GORUN_CUDA_LIB=" + driver, "GORUN_NCCL_LIB=" + library, "FAKE_DEVICES=2"}
+		}
+		check(t, run(t, size, env...), 1)
+	})
+	t.Run("GPU", func(t *testing.T) {
+		needGPUs(t, 2)
+		check(t, run(t, 1<<20, dltest.GPUEnv()...), 3)
+	})
 }
 
 // golden compares with a file of testdata.

@@ -50,7 +50,7 @@ last=1.23456e-01
 echo "epoch 1   loss 0.5   100 samples/s"
 echo "epoch 2   loss $last   100 samples/s"`)
 	b.script("bin/gorun-bench", `[ "$GORUN_RANK" != 0 ] || { echo "NCCL version"; printf '{"ranks": %d, "args": "%s"}\n' $GORUN_SIZE "$*"; }`)
-	for _, pkg := range []string{"cuda", "cuda/dl", "cuda/internal/cusys", "nccl/internal/ncclsys", "graphs", "examples/train", "rankenv"} {
+	for _, pkg := range []string{"cuda", "cuda/dl", "cuda/internal/cusys", "nccl/internal/ncclsys", "graphs", "examples/train", "cmd/gorun-bench", "rankenv"} {
 		b.script("src/"+pkg+"/"+filepath.Base(pkg)+".test", `pwd; echo "args $*"; echo PASS`)
 	}
 	b.script("src/graphs/graphs.test", `echo '--- SKIP: TestA (0.0s)'; echo '    --- SKIP: TestB/x (0.0s)'; echo PASS`)
@@ -151,7 +151,7 @@ func TestBundle(t *testing.T) {
 	readJSON(t, filepath.Join(out, "results.json"), &got)
 	want := map[string]string{
 		"test cuda/dl": "passed", "test cuda/internal/cusys": "passed", "test nccl/internal/ncclsys": "passed", "test cuda": "passed",
-		"test nccl": "failed", "test graphs": "passed", "test examples/train": "passed", "example allreduce np1": "passed", "example allreduce np2": "passed",
+		"test nccl": "failed", "test graphs": "passed", "test examples/train": "passed", "test cmd/gorun-bench library": "passed", "example allreduce np1": "passed", "example allreduce np2": "passed",
 		"example train np1": "passed", "example train np1 host": "passed", "example train np1 losses": "passed",
 		"example train np2": "passed", "example train np2 host": "passed", "example train np2 losses": "passed",
 		"bench np1": "passed", "bench np2": "passed",
@@ -159,7 +159,7 @@ func TestBundle(t *testing.T) {
 	if d := cmp.Diff(got.statuses(), want); d != "" {
 		t.Errorf("got - want +:\n%s", d)
 	}
-	if got.Passed != 16 || got.Failed != 1 || got.Skipped != 0 || got.Multicast != "unchanged" || got.Device != "host" || got.Version != "gorun v0.0.0-test" {
+	if got.Passed != 17 || got.Failed != 1 || got.Skipped != 0 || got.Multicast != "unchanged" || got.Device != "host" || got.Version != "gorun v0.0.0-test" {
 		t.Errorf("%+v", got)
 	}
 	if s := got.step(t, "test nccl"); s.RC != 1 || !strings.HasPrefix(s.Last, "    sum_test.go:7: got \"1\\2\"\t??\n--- FAIL: TestSum (0.1s)\nline 0\n") || !strings.Contains(s.Last, "line 99\nFAIL") {
@@ -177,7 +177,7 @@ func TestBundle(t *testing.T) {
 	if s := got.step(t, "example train np2 losses"); s.Last != "by epoch, times 1e9: 500000000 124000000; on the host platform: 500000000 124000000" {
 		t.Errorf("%+v", s)
 	}
-	if !strings.Contains(text, "\n16 passed, 1 failed, 0 skipped; files in "+out+"\nfailed: test nccl\n") {
+	if !strings.Contains(text, "\n17 passed, 1 failed, 0 skipped; files in "+out+"\nfailed: test nccl\n") {
 		t.Errorf("output:\n%s", text)
 	}
 
@@ -204,8 +204,8 @@ func TestBundle(t *testing.T) {
 		t.Errorf("%d files, error %v, want at most 8", len(files), err)
 	}
 	logs := readTar(t, filepath.Join(out, "logs.tar.gz"))
-	if len(logs) != 15 || !strings.Contains(logs["logs/test_nccl.log"], "line 42\n") {
-		t.Errorf("%d logs, want 15; that of nccl:\n%s", len(logs), logs["logs/test_nccl.log"])
+	if len(logs) != 16 || !strings.Contains(logs["logs/test_nccl.log"], "line 42\n") {
+		t.Errorf("%d logs, want 16; that of nccl:\n%s", len(logs), logs["logs/test_nccl.log"])
 	}
 }
 
@@ -331,8 +331,8 @@ func TestBundlePairs(t *testing.T) {
 	b.script("src/nccl/nccl.test", meet+`meet nccl graphs; echo "on $CUDA_VISIBLE_DEVICES: $*"`)
 	b.script("src/graphs/graphs.test", meet+`case "$*" in *-test.run*) meet graphs nccl ;; esac; echo "on $CUDA_VISIBLE_DEVICES: $*"`)
 	steps, _ := run(5)
-	if len(steps) != 8 {
-		t.Errorf("steps %v, want 8", steps)
+	if len(steps) != 9 {
+		t.Errorf("steps %v, want 9", steps)
 	}
 	const flags = ": -test.v -test.timeout 290s"
 	if got, want := steps["test nccl"].Last, "on 0,1"+flags; got != want {
@@ -350,7 +350,7 @@ func TestBundlePairs(t *testing.T) {
 	}
 	b.script("src/nccl/nccl.test", `echo "on $CUDA_VISIBLE_DEVICES"`)
 	steps, text := run(3)
-	if len(steps) != 7 || steps["test nccl"].Last != "on " || !strings.HasPrefix(text, "--pairs: fewer than 4 GPUs, so one package after the other\n") {
+	if len(steps) != 8 || steps["test nccl"].Last != "on " || !strings.HasPrefix(text, "--pairs: fewer than 4 GPUs, so one package after the other\n") {
 		t.Errorf("steps %v\n%s", steps, text)
 	}
 }
@@ -361,7 +361,7 @@ func TestBundlePairsFail(t *testing.T) {
 	text, code, out := b.run([]string{"GORUN_DEVICE=", "PATH=" + fakeSMI(t, 4) + ":" + os.Getenv("PATH")}, "--pairs", "--only", "^test", b.dir)
 	var got gpuResults
 	readJSON(t, filepath.Join(out, "results.json"), &got)
-	if s := got.step(t, "test nccl"); code != 1 || got.Failed != 1 || got.Passed != 7 || s.RC != 1 || !strings.Contains(s.Last, "--- FAIL: TestSum") {
+	if s := got.step(t, "test nccl"); code != 1 || got.Failed != 1 || got.Passed != 8 || s.RC != 1 || !strings.Contains(s.Last, "--- FAIL: TestSum") {
 		t.Errorf("exit code %d, %+v\n%s", code, got, text)
 	}
 }

@@ -276,7 +276,7 @@ func TestRegistrationLibrary(t *testing.T) {
 		})
 	}
 	t.Run("GPU", func(t *testing.T) {
-		dltest.NeedGPUs(t, 2)
+		needGPUs(t, 2)
 		rep := checkOnRanks(t, localRank, dltest.GPUEnv()...)
 		if len(rep.Problems) > 0 {
 			t.Errorf("%+v", rep)
