@@ -1,9 +1,14 @@
 package sshway
 
 import (
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	xknownhosts "golang.org/x/crypto/ssh/knownhosts"
 	"golang.org/x/sys/unix"
 )
 
@@ -54,4 +59,43 @@ func cpuTime(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkSend is 16 MiB to a host, about what gorun itself is.
+func BenchmarkSend(b *testing.B) {
+	sv := startServer(b, serverOptions{})
+	s, err := newSite(b, "", sv).client(b, Config{}).Open(limited(b), target("h1"), "exec cat >/dev/null")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	data := make([]byte, 16<<20)
+	b.SetBytes(int64(len(data)))
+	for b.Loop() {
+		if _, err := s.Write(data); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkHostKey is the check of one host's key against 5,000 hashed lines.
+func BenchmarkHostKey(b *testing.B) {
+	dir := b.TempDir()
+	key := newKey(b, filepath.Join(dir, "k"), "ed25519", "")
+	var text strings.Builder
+	for i := range 5000 {
+		text.WriteString(xknownhosts.HashHostname(fmt.Sprintf("10.0.%d.%d", i/256, i%256)) + " " + key.authorized())
+	}
+	write(b, filepath.Join(dir, "known"), text.String())
+	o := &options{hostName: "10.0.3.3", port: 22, userKnownHosts: []string{filepath.Join(dir, "known")}}
+	var keys knownKeys
+	for b.Loop() {
+		c, err := newHostKeyCheck(&keys, o, false)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := c.callback("", &net.TCPAddr{}, key.signer.PublicKey()); err != nil || len(c.algorithms()) != 1 {
+			b.Fatal(err)
+		}
+	}
 }

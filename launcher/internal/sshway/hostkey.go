@@ -67,7 +67,8 @@ type hostKeyCheck struct {
 	o     *options
 	files []string
 	db    *knownhosts.HostKeyDB
-	names []string // host:port under which the key is looked for; the first is the one that is written
+	names []string               // host:port under which the key is looked for; the first is the one that is written
+	found []knownhosts.PublicKey // under these names, of hosts and authorities; what looking costs is mostly hashing
 	// accept says that a key of a host that has none may be added.
 	accept bool
 	ok     bool // the key was accepted
@@ -89,6 +90,9 @@ func newHostKeyCheck(keys *knownKeys, o *options, accept bool) (*hostKeyCheck, e
 		// As OpenSSH does: a key that is known for the name without its port is good enough.
 		c.names = append(c.names, net.JoinHostPort(name, "22"))
 	}
+	for _, n := range c.names {
+		c.found = append(c.found, c.db.HostKeys(n)...)
+	}
 	return c, nil
 }
 
@@ -98,20 +102,30 @@ var preferred = []string{
 	ssh.KeyAlgoED25519, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521, ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256,
 }
 
+// certSuffix makes an algorithm of keys one of their certificates.
+const certSuffix = "-cert-v01@openssh.com"
+
 // algorithms are those to negotiate: of the known keys, so that the server shows one that can be compared. Certificates
 // are among them only where an authority is known, and all types of bare keys where none is.
 func (c *hostKeyCheck) algorithms() []string {
 	var known []string
 	bare := false
-	for _, name := range c.names {
-		known = append(known, c.db.HostKeyAlgorithms(name)...)
-		for _, k := range c.db.HostKeys(name) {
-			bare = bare || !k.Cert
+	for _, k := range c.found {
+		types := []string{k.Type()}
+		if k.Type() == ssh.KeyAlgoRSA {
+			types = []string{ssh.KeyAlgoRSASHA512, ssh.KeyAlgoRSASHA256}
 		}
+		for _, t := range types {
+			if k.Cert {
+				t += certSuffix
+			}
+			known = append(known, t)
+		}
+		bare = bare || !k.Cert
 	}
 	var algos []string
 	for _, a := range preferred {
-		if slices.Contains(known, a) || !bare && !strings.Contains(a, "-cert-") {
+		if slices.Contains(known, a) || !bare && !strings.HasSuffix(a, certSuffix) {
 			algos = append(algos, a)
 		}
 	}
@@ -141,7 +155,7 @@ func (c *hostKeyCheck) check(db *knownhosts.HostKeyDB, remote net.Addr, key ssh.
 	}
 	var first error
 	for i, name := range c.names {
-		err := withoutAuthorities(db, name, db.HostKeyCallback()(name, remote, key))
+		err := c.withoutAuthorities(db.HostKeyCallback()(name, remote, key))
 		if err == nil {
 			return nil
 		}
@@ -160,18 +174,16 @@ func (c *hostKeyCheck) check(db *knownhosts.HostKeyDB, remote net.Addr, key ssh.
 
 // withoutAuthorities takes the lines of authorities out of the keys that a bare key was compared with: that an authority
 // is known says nothing of a host that has no certificate.
-func withoutAuthorities(db *knownhosts.HostKeyDB, name string, err error) error {
+func (c *hostKeyCheck) withoutAuthorities(err error) error {
 	ke, ok := errors.AsType[*xknownhosts.KeyError](err)
-	if !ok || len(ke.Want) == 0 {
+	if !ok {
 		return err
 	}
-	authority := map[string]bool{}
-	for _, k := range db.HostKeys(name) {
-		if k.Cert {
-			authority[string(k.Marshal())] = true
-		}
-	}
-	return &xknownhosts.KeyError{Want: slices.DeleteFunc(slices.Clone(ke.Want), func(w xknownhosts.KnownKey) bool { return authority[string(w.Key.Marshal())] })}
+	return &xknownhosts.KeyError{Want: slices.DeleteFunc(slices.Clone(ke.Want), func(w xknownhosts.KnownKey) bool {
+		return slices.ContainsFunc(c.found, func(k knownhosts.PublicKey) bool {
+			return k.Cert && string(k.Marshal()) == string(w.Key.Marshal())
+		})
+	})}
 }
 
 func isUnknown(err error) bool {
