@@ -215,7 +215,7 @@ func (k *checker) open(ctx context.Context) (err error) {
 // all runs the cases, in an order that NCCL's known faults allow: what is used point to point comes last.
 func (k *checker) all(ctx context.Context) error {
 	for _, f := range []func(context.Context) error{
-		k.private, k.privateRegistered, k.allocated, k.allocatedRegistered, k.arena, k.window, k.allocatedPair,
+		k.private, k.privateRegistered, k.allocated, k.allocatedRegistered, k.arena, k.window, k.small, k.allocatedPair,
 	} {
 		err := func() error {
 			ctx, cancel := context.WithTimeout(ctx, trialTime)
@@ -479,12 +479,33 @@ func (k *checker) window(ctx context.Context) error {
 	err = k.captured(ctx, t, k.gather(send, recv))
 	if err == nil {
 		// Only rank 0's library tells it.
-		t.windows, err = k.any(ctx, slices.ContainsFunc(t.events, func(e seen) bool { return e.Kind == inWindow }))
+		t.windows, err = k.any(ctx, t.tellsWindow())
 	}
 	for _, w := range slices.Backward(wins) {
 		err = errors.Join(err, w.Close(ctx))
 	}
 	if err = errors.Join(err, k.look(t, atClose)); err != nil {
+		return err
+	}
+	return k.release(ctx, t)
+}
+
+// small is memory for which the runtime takes windows by itself.
+func (k *checker) small(ctx context.Context) error {
+	const part = 1024
+	t := k.begin("small nccl.Alloc", capturedGather)
+	t.small, t.closing = true, "at a later capture"
+	large := k.part
+	k.part = part
+	send, recv, err := k.pair(t, nccl.Alloc[float32], 0)
+	k.part = large
+	if err != nil {
+		return err
+	}
+	if err = k.captured(ctx, t, k.gather(send, recv)); err != nil {
+		return err
+	}
+	if t.windows, err = k.any(ctx, t.tellsWindow()); err != nil {
 		return err
 	}
 	return k.release(ctx, t)

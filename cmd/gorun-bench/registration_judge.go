@@ -52,6 +52,7 @@ type trial struct {
 	version version
 	events  []seen
 	windows bool // rank 0's log tells a call in windows
+	small   bool // so small a call that the library registers nothing for it: only windows are
 
 	// On the host platform, by the communicator's counters.
 	host          bool
@@ -184,6 +185,8 @@ func (t *trial) expect(rows []row) {
 			r.Problem = fmt.Sprintf("the line is not known for NCCL %v", t.version)
 		case t.mode == nccl.Plain && r.really():
 			r.Problem = "the library registered memory that was not to be registered"
+		case t.small && t.mode != nccl.Window:
+			r.Reason += "; the library registers nothing for a call so small"
 		case t.mode != nccl.Plain && !some:
 			r.Problem = fmt.Sprintf("expected %v, and the log shows no registration", t.mode)
 		case t.mode != nccl.Plain && !r.really():
@@ -231,6 +234,11 @@ func (t *trial) releasedAt(s span) stage {
 		return notReleased
 	}
 	return at
+}
+
+// tellsWindow reports whether this rank's log tells a call in windows.
+func (t *trial) tellsWindow() bool {
+	return slices.ContainsFunc(t.events, func(e seen) bool { return e.Kind == inWindow })
 }
 
 // pending reports whether a buffer has a registration that was not given back.

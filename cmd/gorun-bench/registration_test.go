@@ -85,6 +85,8 @@ func TestJudge(t *testing.T) {
 		{"unknown form beside a known one", newTrial(nccl.Graph, reg, odd, "1", dereg), got{"unknown", "", "the line is not known for NCCL 2.28.3"}, got{"graph, IPC", "graph closed", ""}},
 		{"window", func() *trial { t := newTrial(nccl.Window); t.windows = true; return t }(), got{"window", "Window.Close", ""}, got{"window", "Window.Close", ""}},
 		{"window not used", newTrial(nccl.Window, list), got{"noted", "", "expected window, and the log shows no registration"}, got{"noted", "", "expected window, and the log shows no registration"}},
+		{"small", func() *trial { t := newTrial(nccl.Graph); t.small = true; return t }(), got{"none", "", ""}, got{"none", "", ""}},
+		{"small, window not used", func() *trial { t := newTrial(nccl.Window); t.small = true; return t }(), got{"none", "", "expected window, and the log shows no registration"}, got{"none", "", "expected window, and the log shows no registration"}},
 		{"not taken", &trial{err: errors.New("private memory")}, got{"refused", "", ""}, got{"refused", "", ""}},
 
 		{"host", &trial{host: true, mode: nccl.Graph, after: counters{direct: 8}, released: atGraphClose}, got{"graph, shared memory", "graph closed", ""}, got{"graph, shared memory", "graph closed", ""}},
@@ -208,6 +210,7 @@ func TestRegistrationHost(t *testing.T) {
 		"nccl.Alloc, all-gather, registered, %s: local, shared memory, Registration.Close",
 		"arena, all-gather, captured, %s: local, shared memory, Arena.Close",
 		"window, all-gather, captured, %s: window, Window.Close",
+		"small nccl.Alloc, all-gather, captured, %s: window, graph closed",
 		"nccl.Alloc, send and recv, captured, %s: graph, shared memory, graph closed",
 	} {
 		want = append(want, fmt.Sprintf(row, "send"), fmt.Sprintf(row, "recv"))
@@ -227,6 +230,8 @@ func inLibrary(released string) []string {
 		"arena, all-gather, captured, recv: graph, IPC, " + released,
 		"window, all-gather, captured, send: window, Window.Close",
 		"window, all-gather, captured, recv: window, Window.Close",
+		"small nccl.Alloc, all-gather, captured, send: window, at a later capture",
+		"small nccl.Alloc, all-gather, captured, recv: window, at a later capture",
 		"nccl.Alloc, send and recv, captured, recv: graph, IPC, " + released,
 	}
 }
@@ -234,7 +239,7 @@ func inLibrary(released string) []string {
 func TestRegistrationLibrary(t *testing.T) {
 	none := []string{}
 	for _, what := range []string{"nccl.Alloc, all-gather, captured: expected graph", "nccl.Alloc, all-gather, registered: expected local",
-		"arena, all-gather, captured: expected graph", "window, all-gather, captured: expected window", "nccl.Alloc, send and recv, captured: expected graph"} {
+		"arena, all-gather, captured: expected graph", "window, all-gather, captured: expected window", "small nccl.Alloc, all-gather, captured: expected window", "nccl.Alloc, send and recv, captured: expected graph"} {
 		none = append(none, "[0 1] "+what+", and the log shows no registration")
 	}
 	for _, tt := range []struct {
@@ -250,6 +255,8 @@ func TestRegistrationLibrary(t *testing.T) {
 			"arena, all-gather, captured, recv: graph, IPC, NOT RELEASED",
 			"window, all-gather, captured, send: window, Window.Close",
 			"window, all-gather, captured, recv: window, Window.Close",
+			"small nccl.Alloc, all-gather, captured, send: window, at a later capture",
+			"small nccl.Alloc, all-gather, captured, recv: window, at a later capture",
 			"nccl.Alloc, send and recv, captured, recv: graph, IPC, NOT RELEASED",
 			"[0 1] nccl.Alloc, all-gather, captured: the library has not given the registration back",
 			"[0 1] nccl.Alloc, all-gather, registered: the library has not given the registration back",
@@ -276,7 +283,7 @@ func TestRegistrationLibrary(t *testing.T) {
 		})
 	}
 	t.Run("GPU", func(t *testing.T) {
-		needGPUs(t, 2)
+		dltest.NeedGPUs(t, 2)
 		rep := checkOnRanks(t, localRank, dltest.GPUEnv()...)
 		if len(rep.Problems) > 0 {
 			t.Errorf("%+v", rep)

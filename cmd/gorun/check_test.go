@@ -59,7 +59,8 @@ func TestCheckWithBench(t *testing.T) {
 			count[b.Memory+": "+b.Registered+": "+b.Released]++
 		}
 		want := map[string]int{"private: none: ": 6, "private: refused: ": 6, "nccl.Alloc: graph, shared memory: graph closed": 12, "nccl.Alloc: local, shared memory: Registration.Close": 6,
-			"arena: local, shared memory: Arena.Close": 6, "window: window: Window.Close": 6}
+			"arena: local, shared memory: Arena.Close": 6, "window: window: Window.Close": 6,
+			"small nccl.Alloc: window: graph closed": 6}
 		if d := cmp.Diff(count, want); d != "" || got.Ranks != 3 || len(got.Problems) > 0 {
 			t.Errorf("%d ranks, problems %v; got - want +:\n%s", got.Ranks, got.Problems, d)
 		}
