@@ -128,7 +128,8 @@ unset NCCL_DEBUG NCCL_DEBUG_SUBSYS # their lines would be amid the tables
 if [ -n "$multicast" ]; then
 	export NCCL_NVLS_ENABLE=0 NVSHMEM_DISABLE_NVLS=1 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 	# Open MPI hands on only what it is told to; others hand on all.
-	if [ -n "$tests" ] && [[ $("${mpi[0]}" --version 2>/dev/null) == *"Open MPI"* ]]; then
+	# It calls itself Open MPI, OpenRTE or prterun, by release and by the name it is called by.
+	if [ -n "$tests" ] && [[ $("${mpi[0]}" --version 2>/dev/null) =~ Open\ MPI|OpenRTE|prte ]]; then
 		mpi+=(-x NCCL_NVLS_ENABLE -x NVSHMEM_DISABLE_NVLS -x TORCH_SYMM_MEM_DISABLE_MULTICAST)
 	fi
 fi

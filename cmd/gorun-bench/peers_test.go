@@ -53,7 +53,7 @@ echo "      8      2  float    sum    -1  $us.00  0.0  0.0  N/A"`
 	for _, prog := range []string{"all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "broadcast_perf", "sendrecv_perf"} {
 		p.script("perf/"+prog, perf)
 	}
-	p.script("mpirun", `[ "$1" != --version ] || { echo "mpirun (Open MPI) 4.1.4"; exit; }
+	p.script("mpirun", `[ "$1" != --version ] || { echo "mpirun (OpenRTE) 4.1.4"; exit; }
 log mpirun "$@"
 while [ "${1#/}" = "$1" ]; do shift; done # up to the program
 exec "$@"`)
