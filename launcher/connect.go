@@ -151,6 +151,8 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 				}
 			}
 			clear(missing)
+		case <-r.suspends:
+			r.suspend()
 		case s := <-r.o.Signals:
 			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
 				interrupted, r.interrupt = true, s.(syscall.Signal)

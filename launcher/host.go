@@ -25,6 +25,8 @@ type hostAgent interface {
 	stopForks()
 	// signal sends a signal to the ranks that pick picks; nil picks all.
 	signal(sig syscall.Signal, pick func(rank int) bool)
+	// pause says that this process is about to stop, until something else is said.
+	pause()
 	// note tells the host's bootstrap node what an event of this host means for the job.
 	note(e agentEvent)
 	// refresh has the state of the job fetched, where it is elsewhere.
@@ -74,6 +76,7 @@ type hostConfig struct {
 	output     rankOutput
 	ownProcess bool
 	unreached  func(host int) // the host's node does not reach another one; with several hosts
+	keeper     *keeper.Keeper // one that has begun; nil: start one. The host owns it
 }
 
 // localHost is a hostAgent whose ranks are children of this process.
@@ -99,9 +102,11 @@ func newLocalHost(ctx context.Context, cfg hostConfig) (*localHost, error) {
 func (h *localHost) later(f func()) { h.release = append(h.release, f) }
 
 func (h *localHost) prepare(ctx context.Context) error {
-	k, err := keeper.Start(h.cfg.job)
-	if err != nil {
-		return err
+	k, err := h.cfg.keeper, error(nil)
+	if k == nil {
+		if k, err = keeper.Start(h.cfg.job); err != nil {
+			return err
+		}
 	}
 	h.keeper = k
 	h.later(k.Stop)
@@ -189,6 +194,8 @@ func (h *localHost) start() {
 func (h *localHost) stopForks() { h.agent.stopForks() }
 
 func (h *localHost) signal(sig syscall.Signal, pick func(rank int) bool) { h.agent.signal(sig, pick) }
+
+func (h *localHost) pause() {}
 
 func (h *localHost) note(e agentEvent) {
 	switch e.kind {

@@ -38,6 +38,8 @@ const (
 )
 
 const (
+	// pauseWait bounds the wait until an agent is told that gorun stops.
+	pauseWait = 500 * time.Millisecond
 	// farewell bounds the end of an agent that was told to end.
 	farewell = 3 * time.Second
 	// reapAnswer bounds the answer to Reap: the agent needs reapBound at most.
@@ -64,6 +66,7 @@ type remoteHost struct {
 	met       meeting
 	began     time.Time // Start was sent; nil before
 	doubted   atomic.Int64
+	paused    atomic.Bool   // this process is about to stop
 	gone      chan struct{} // closed when nothing comes any more
 	wasReaped chan struct{} // closed when the answer to Reap came
 	carried   chan struct{} // closed when all output has come
@@ -233,7 +236,7 @@ func (h *remoteHost) watch() {
 			heard, doubts = now, time.Time{}
 		}
 		last = now
-		if h.mux.Idle() {
+		if h.mux.Idle() && !h.paused.Load() {
 			h.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
 		}
 		if at := h.mux.Heard(); at.After(heard) {
@@ -363,6 +366,7 @@ func (h *remoteHost) carry() {
 func (h *remoteHost) stopForks() { h.mux.Send(&agentwire.Message{StopForks: &agentwire.Empty{}}) }
 
 func (h *remoteHost) signal(sig syscall.Signal, pick func(rank int) bool) {
+	h.paused.Store(false)
 	s := &agentwire.Signal{Signal: int(sig), All: pick == nil}
 	if pick != nil {
 		for _, r := range h.ranks {
@@ -375,6 +379,12 @@ func (h *remoteHost) signal(sig syscall.Signal, pick func(rank int) bool) {
 		}
 	}
 	h.mux.Send(&agentwire.Message{Signal: s})
+}
+
+func (h *remoteHost) pause() {
+	h.paused.Store(true) // no more beats
+	h.mux.Send(&agentwire.Message{Pause: &agentwire.Empty{}})
+	h.mux.Flush(pauseWait)
 }
 
 func (h *remoteHost) note(agentEvent) {} // its agent does

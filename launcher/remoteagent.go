@@ -26,6 +26,8 @@ const (
 	prepareWait = time.Minute
 	// orphanGrace bounds the kill grace of ranks whose gorun is gone.
 	orphanGrace = time.Second
+	// pauseAfter is how long after a pause of gorun nothing follows from silence: it has to catch up.
+	pauseAfter = 5 * time.Second
 	// closeBound bounds the end of the host's bootstrap node.
 	closeBound = time.Second
 	// doubtEvery is how often gorun is told of a doubt that lasts.
@@ -118,6 +120,8 @@ type agentServer struct {
 	doubts  map[int]doubtful
 	lost    map[int]bool // hosts that gorun has given up
 	cutOff  atomic.Bool  // gorun and other hosts are silent
+	paused  atomic.Bool  // gorun has said Pause last
+	resumed atomic.Int64 // when it has last said something else after that
 	threads sync.WaitGroup
 }
 
@@ -225,6 +229,9 @@ func (s *agentServer) prepare() error {
 		job: j.Job, start: startNode, masterPort: j.MasterPort, ownProcess: true,
 		environ: s.environ,
 		unreached: func(host int) {
+			if s.inPause() {
+				return
+			}
 			s.mux.Send(&agentwire.Message{Doubt: &agentwire.Doubt{Host: host, Unreached: true}})
 		},
 	}
@@ -363,6 +370,9 @@ func (s *agentServer) run() error {
 			if at := s.mux.Heard(); at.After(heard) {
 				heard = at
 			}
+			if s.inPause() {
+				heard = now
+			}
 			silent := now.Sub(heard)
 			if silent > silentAgent || silent > silentAgreed && s.doubting(now) {
 				s.cutOff.Store(true) // the node may tell the ranks
@@ -376,7 +386,11 @@ func (s *agentServer) run() error {
 // handle does what gorun says. The agent is done after Bye.
 func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 	started := s.host.agent != nil
+	if was := s.paused.Swap(m.Pause != nil); was && m.Pause == nil {
+		s.resumed.Store(time.Now().UnixNano())
+	}
 	switch {
+	case m.Pause != nil:
 	case m.Ping != nil:
 	case m.Bye != nil:
 		if started && s.nEnded < s.nStarted {
@@ -505,6 +519,9 @@ func (s *agentServer) confirm(host int) bool {
 	if s.lost[host] || s.cutOff.Load() {
 		return true
 	}
+	if s.inPause() {
+		return false // gorun may be that host, and cannot be asked
+	}
 	d := s.doubts[host]
 	d.last = time.Now()
 	if d.last.Sub(d.told) >= doubtEvery {
@@ -513,6 +530,11 @@ func (s *agentServer) confirm(host int) bool {
 	}
 	s.doubts[host] = d
 	return false
+}
+
+// inPause reports whether gorun is stopped, or was a moment ago: then nothing follows from silence.
+func (s *agentServer) inPause() bool {
+	return s.paused.Load() || time.Since(time.Unix(0, s.resumed.Load())) < pauseAfter
 }
 
 // doubting reports whether gossip holds any host for dead.

@@ -11,7 +11,9 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -72,6 +74,7 @@ type runner struct {
 	acct     *Account
 	hosts    []hostAgent // by index in the plan; host 0 holds the job's state
 	events   chan agentEvent
+	suspends chan os.Signal // SIGTSTP; nil where this process is not ours alone
 	output   *outputs
 	hasStdin func()   // to be called when rank 0 has its stdin; may be nil
 	release  []func() // what to give back at the end, in reverse order
@@ -80,6 +83,7 @@ type runner struct {
 	nMet     int      // hosts that have met all others
 	retries  retries
 
+	started   bool // hosts were told to start their ranks
 	ending    bool
 	sequence  []syscall.Signal // what is still to be sent to the ranks
 	next      <-chan time.Time // when
@@ -109,6 +113,11 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 	}
 	if r.o.start == nil {
 		r.o.start = startNode
+	}
+	if o.OwnProcess && !signal.Ignored(syscall.SIGTSTP) {
+		r.suspends = make(chan os.Signal, 1)
+		signal.Notify(r.suspends, syscall.SIGTSTP)
+		defer signal.Stop(r.suspends)
 	}
 	r.hosts, r.bringing, r.lost = make([]hostAgent, len(p.Hosts)), make([]bool, len(p.Hosts)), make([]bool, len(p.Hosts))
 	for _, pr := range p.Ranks {
@@ -163,6 +172,8 @@ func (r *runner) build(ctx context.Context) error {
 				err = errInterrupted
 			}
 			return err
+		case <-r.suspends:
+			r.suspend()
 		case s := <-r.o.Signals:
 			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
 				cancel()
@@ -338,6 +349,7 @@ func (r *runner) run(ctx context.Context) {
 	for _, h := range r.hosts {
 		h.start()
 	}
+	r.started = true
 	for r.forking > 0 || r.nEnded < r.nStarted {
 		select {
 		case e := <-r.events:
@@ -346,6 +358,8 @@ func (r *runner) run(ctx context.Context) {
 			if sig, ok := s.(syscall.Signal); ok {
 				r.signal(sig)
 			}
+		case <-r.suspends:
+			r.suspend()
 		case <-done:
 			done = nil
 			r.signal(syscall.SIGTERM)
@@ -505,6 +519,21 @@ func (r *runner) loseHost(e agentEvent) {
 		if r.acct.Reason = ReasonHostLost; first {
 			r.end(ReasonHostLost, syscall.SIGTERM, syscall.SIGKILL)
 		}
+	}
+}
+
+// suspend stops the ranks and this process, as Ctrl-Z asks, and lets the ranks go on when this process does.
+func (r *runner) suspend() {
+	if r.started {
+		r.toRanks(syscall.SIGSTOP, nil)
+		r.eachHost(func(_ int, h hostAgent) { h.pause() })
+	}
+	// To this very thread, so that it stops before it goes on; one for the process may come to another thread first.
+	runtime.LockOSThread()
+	unix.Tgkill(unix.Getpid(), unix.Gettid(), syscall.SIGSTOP)
+	runtime.UnlockOSThread()
+	if r.started {
+		r.toRanks(syscall.SIGCONT, nil)
 	}
 }
 
@@ -726,6 +755,8 @@ func (r *runner) drain() bool {
 			return true
 		case <-giveUp:
 			return false
+		case <-r.suspends:
+			r.suspend()
 		case e := <-r.events:
 			r.event(e)
 		case s := <-r.o.Signals:

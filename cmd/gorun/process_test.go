@@ -343,6 +343,41 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// stopAndGoOn suspends gorun as Ctrl-Z does, sees that its ranks stop with it, and lets it go on.
+func (j *job) stopAndGoOn(ranks ...int) {
+	j.t.Helper()
+	all := append([]int{j.cmd.Process.Pid}, ranks...)
+	state := func(pid int) byte {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			j.t.Fatal(err)
+		}
+		return stat[bytes.LastIndexByte(stat, ')')+2]
+	}
+	j.cmd.Process.Signal(syscall.SIGTSTP)
+	for _, pid := range all {
+		j.eventually("a stop", 10*time.Second, func() bool { return state(pid) == 'T' })
+	}
+	j.cmd.Process.Signal(syscall.SIGCONT)
+	for _, pid := range all {
+		j.eventually("the end of a stop", 10*time.Second, func() bool { return state(pid) != 'T' })
+	}
+}
+
+// Ctrl-Z stops the ranks, too, although they have sessions of their own.
+func TestSuspend(t *testing.T) {
+	j := newJob(t, "-np", "2", "rank", "signals", "10").start()
+	j.until(marks("up", 2)...)
+	for range 2 {
+		j.stopAndGoOn(j.mark("up0"), j.mark("up1"))
+	}
+	j.cmd.Process.Signal(syscall.SIGUSR1)
+	if got := j.wait(); got != 0 || j.err.Len() > 0 {
+		t.Errorf("exit code %d, stderr %q, want 0", got, j.err.String())
+	}
+	j.gone()
+}
+
 func TestRankIgnoresTerm(t *testing.T) {
 	// Rank 0 fails once the others are up; they ignore SIGTERM.
 	j := newJob(t, "-np", "3", "--kill-grace", "100ms", "sh", "-c",

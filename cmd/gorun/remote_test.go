@@ -177,6 +177,15 @@ func TestRemote(t *testing.T) {
 			}
 		})
 	}
+	t.Run("ctrl-z", func(t *testing.T) {
+		j := remoteJob(t, home, "a,b", "rank", "signals", "10").start()
+		j.until(marks("up", 2)...)
+		j.stopAndGoOn(j.mark("up0"), j.mark("up1"))
+		j.cmd.Process.Signal(syscall.SIGUSR1)
+		if got := j.wait(); got != 0 || j.err.Len() > 0 {
+			t.Errorf("exit code %d, stderr %q, want 0", got, j.err.String())
+		}
+	})
 	t.Run("stdin", func(t *testing.T) {
 		data := bytes.Repeat([]byte("0123456789abcdef"), 1<<18)
 		sum, none := sha256.Sum256(data), sha256.Sum256(nil)

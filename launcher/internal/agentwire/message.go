@@ -29,11 +29,13 @@ type Message struct {
 	Lose      *Lose    `json:",omitempty"`
 	Query     *Empty   `json:",omitempty"` // asks for State
 	Reap      *Empty   `json:",omitempty"`
+	Pause     *Empty   `json:",omitempty"` // gorun is stopped (SIGTSTP) until it says more: its silence is no loss
 	Bye       *Empty   `json:",omitempty"` // all has arrived; the agent may end
 
 	// From the agent.
 	Prepared    *Prepared   `json:",omitempty"`
 	Failed      *Failed     `json:",omitempty"` // instead of Prepared
+	Want        *Want       `json:",omitempty"` // before Prepared: files are to be sent
 	Started     *Started    `json:",omitempty"`
 	RankFailed  *RankFailed `json:",omitempty"`
 	Exited      *Exited     `json:",omitempty"`
@@ -98,7 +100,21 @@ type Prepare struct {
 	StdinAck    bool          // with StdinRead after each piece
 	KillGrace   time.Duration // for the end of a session without Reap
 	MeetTimeout time.Duration
+	Items       []Item // files that the ranks need
+	Program     int    // which of Items the program is, from 1; 0: none, it is there
 }
+
+// Item is a file that a host must have: it is sent if it is missing there.
+type Item struct {
+	At   []byte // where on the host the same file may be
+	To   []byte // else its place below the job's own directory; empty: At
+	Size int64
+	Sum  []byte // SHA-256
+	Mode uint32 // permission bits
+}
+
+// Want says which of Items the host lacks. gorun opens a stream of kind File for each, in this order.
+type Want struct{ Items []int }
 
 // Rank is one rank of a host.
 type Rank struct {
@@ -189,7 +205,9 @@ type Suspicion struct{ By, Rank int }
 type Reaped struct {
 	Killed int
 	Joined []Joined
-	State  *State `json:",omitempty"` // on host 0
+	State  *State  `json:",omitempty"` // on host 0
+	Made   Strings `json:",omitempty"` // names of files that ranks made in the job's own directory, some of them
+	NMade  int     `json:",omitempty"` // how many
 }
 
 // Joined says of a rank that it joined the job, and whether it said goodbye.
@@ -205,8 +223,8 @@ func Decode(b []byte) (*Message, error) {
 		return nil, fmt.Errorf("message of %d bytes: %w", len(b), err)
 	}
 	n := 0
-	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Bye != nil,
-		m.Prepared != nil, m.Failed != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
+	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Pause != nil, m.Bye != nil,
+		m.Prepared != nil, m.Failed != nil, m.Want != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
 		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinRead != nil, m.Log != nil, m.Ping != nil} {
 		if set {
 			n++
@@ -320,6 +338,7 @@ const (
 	Stdout                 // from the agent
 	Stderr                 // from the agent
 	End                    // from the agent: no stream comes after it
+	File                   // from gorun: an Item's bytes; Rank is its index
 )
 
 func (h Header) encode() []byte {
@@ -332,7 +351,7 @@ func readHeader(r io.Reader) (Header, error) {
 		return Header{}, err
 	}
 	h := Header{Kind: Kind(b[0]), Rank: int(binary.BigEndian.Uint32(b[1:]))}
-	if h.Kind < Stdin || h.Kind > End {
+	if h.Kind < Stdin || h.Kind > File {
 		return Header{}, errors.New("stream of an unknown kind")
 	}
 	return h, nil
