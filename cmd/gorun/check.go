@@ -169,6 +169,7 @@ func (q *checkRequest) host(io stdio) error {
 		if r.Ranks, err = q.probe(io, job, facts.VisibleGPU); err != nil {
 			return err
 		}
+		r.settle()
 	}
 	for _, f := range r.faults() {
 		r.OK = r.OK && !f.Stops
@@ -205,6 +206,20 @@ func otherHosts(plan *launcher.Plan) []launcher.HostFault {
 
 // exitFaults is gorun check's exit code where something would stop a job.
 const exitFaults = 1
+
+// settle makes what files say about GPUs a warning where ranks have used them all the same.
+func (r *checkReport) settle() {
+	if len(r.Ranks.Faults) > 0 {
+		return
+	}
+	for _, h := range r.Hosts {
+		for i := range h.Faults {
+			if h.Faults[i].GPU {
+				h.Faults[i].Stops = false
+			}
+		}
+	}
+}
 
 func (r *checkReport) faults() []launcher.HostFault {
 	var all []launcher.HostFault

@@ -126,3 +126,25 @@ warning: small
 		t.Errorf("got - want +:\n%s", d)
 	}
 }
+
+// TestCheckSettle: what ranks have opened works, whatever files say; what they have not is as it was.
+func TestCheckSettle(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		ranks []launcher.HostFault
+		want  []bool // whether the GPU's and the program's faults stop
+	}{
+		{"ranks are well", nil, []bool{false, true}},
+		{"ranks are not", []launcher.HostFault{{What: "no device was opened"}}, []bool{true, true}},
+	} {
+		r := &checkReport{Hosts: []hostReport{{nil, []launcher.HostFault{{Stops: true, GPU: true, What: "NCCL: not found"}, {Stops: true, What: "program"}}}}, Ranks: &ranksReport{Faults: tt.ranks}}
+		r.settle()
+		var got []bool
+		for _, f := range r.Hosts[0].Faults {
+			got = append(got, f.Stops)
+		}
+		if d := cmp.Diff(got, tt.want); d != "" {
+			t.Errorf("%s: got - want +:\n%s", tt.name, d)
+		}
+	}
+}

@@ -144,7 +144,7 @@ func TestGPUs(t *testing.T) {
 			"proc/driver/nvidia/gpus/0000:1b:00.0/information=Model: NVIDIA H200|Device Minor: 0", "proc/driver/nvidia/gpus/0000:2b:00.0/information=Model: NVIDIA H200|Device Minor: 1",
 			"proc/driver/nvidia/version=" + nvidiaText, "dev/nvidiactl", "dev/nvidia1"},
 			[]GPU{{Vendor: nvidia, Model: "NVIDIA H200", Bus: "0000:1b:00.0"}, {Vendor: nvidia, Model: "NVIDIA H200", Bus: "0000:2b:00.0", Device: "/dev/nvidia1"}},
-			Driver{Vendor: nvidia, Version: "580.159.04", Errors: []string{"/dev/nvidia-uvm: no such file or directory"}}},
+			Driver{Vendor: nvidia, Version: "580.159.04", Lacks: []string{"/dev/nvidia-uvm"}}},
 		{"only devices", []string{"dev/nvidiactl", "dev/nvidia-uvm", "dev/nvidia0", "dev/nvidia1"}, []GPU{{Vendor: nvidia, Device: "/dev/nvidia0"}, {Vendor: nvidia, Device: "/dev/nvidia1"}},
 			Driver{Vendor: nvidia, Errors: []string{"/proc/driver/nvidia/version: not there"}}},
 		{"no driver", []string{"sys/bus/pci/devices/0000:1b:00.0/vendor=0x10de", "sys/bus/pci/devices/0000:1b:00.0/class=0x030200"}, []GPU{{Vendor: nvidia, Bus: "0000:1b:00.0"}}, Driver{}},

@@ -115,6 +115,7 @@ type Driver struct {
 	Vendor  string   `json:"vendor,omitempty"`
 	Version string   `json:"version,omitempty"` // "580.159.04"
 	Errors  []string `json:"errors,omitempty"`  // of the device files that all its GPUs need
+	Lacks   []string `json:"lacks,omitempty"`   // device files that are not there yet: the driver makes them at the first use, but not in a container
 }
 
 // Library is a GPU library, as its file shows it.

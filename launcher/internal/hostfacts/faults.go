@@ -9,7 +9,8 @@ import (
 
 // Fault is what is wrong with a host.
 type Fault struct {
-	Stops  bool   `json:"stops"` // a job; else it is a warning
+	Stops  bool   `json:"stops"`         // a job; else it is a warning
+	GPU    bool   `json:"gpu,omitempty"` // it is about GPUs, by their files: where ranks have opened them, it was a false alarm
 	What   string `json:"what"`
 	Advice string `json:"advice"` // what mends it
 }
@@ -30,10 +31,10 @@ const (
 func (f *Facts) Faults() []Fault {
 	var stops, warns []Fault
 	stop := func(advice, format string, args ...any) {
-		stops = append(stops, Fault{true, fmt.Sprintf(format, args...), advice})
+		stops = append(stops, Fault{Stops: true, What: fmt.Sprintf(format, args...), Advice: advice})
 	}
 	warn := func(advice, format string, args ...any) {
-		warns = append(warns, Fault{false, fmt.Sprintf(format, args...), advice})
+		warns = append(warns, Fault{What: fmt.Sprintf(format, args...), Advice: advice})
 	}
 
 	if older(f.Kernel.Release, oldKernel) {
@@ -77,7 +78,13 @@ func (f *Facts) Faults() []Fault {
 		warn("set the clock", "the clock says %s", f.Clock.Now.Format("2006-01-02"))
 	}
 	if f.Device != "host" {
+		i, j := len(stops), len(warns)
 		f.gpuFaults(stop, warn)
+		for _, list := range [][]Fault{stops[i:], warns[j:]} {
+			for k := range list {
+				list[k].GPU = true
+			}
+		}
 	}
 	return append(stops, warns...)
 }
@@ -135,6 +142,9 @@ func (f *Facts) gpuFaults(stop, warn func(advice, format string, args ...any)) {
 	}
 	for _, e := range f.Driver.Errors {
 		stop("load the driver, or give the container its devices; GORUN_DEVICE=host does without GPUs", "%s driver: %s", f.Driver.Vendor, e)
+	}
+	for _, dev := range f.Driver.Lacks {
+		warn("nvidia-modprobe -u -c=0, or give it to the container", "%s is not there: the driver makes it at the first use, but not in a container", dev)
 	}
 	if f.Driver.Vendor == nvidia && reach == 0 {
 		stop("give the container a GPU, or set GORUN_DEVICE=host", "the NVIDIA driver is there, and no /dev/nvidia0: ranks have no GPU")

@@ -63,8 +63,10 @@ func TestFaults(t *testing.T) {
 
 		{"no driver", func(f *Facts) { f.Driver = Driver{}; f.VisibleGPU = 0; f.Libraries = nil },
 			[]fault{{false, "2 GPUs are on the bus, and no driver is loaded: ranks run on the host platform"}}},
-		{"driver's devices", func(f *Facts) { f.Driver.Errors = []string{"/dev/nvidia-uvm: no such file or directory"} },
-			[]fault{{true, "NVIDIA driver: /dev/nvidia-uvm: no such file or directory"}}},
+		{"driver's devices", func(f *Facts) { f.Driver.Errors = []string{"/dev/nvidiactl: permission denied"} },
+			[]fault{{true, "NVIDIA driver: /dev/nvidiactl: permission denied"}}},
+		{"before the first use", func(f *Facts) { f.Driver.Lacks = []string{"/dev/nvidia-uvm"} },
+			[]fault{{false, "/dev/nvidia-uvm is not there: the driver makes it at the first use, but not in a container"}}},
 		{"a GPU not given", func(f *Facts) { f.GPUs[0].Device, f.GPUs[1].Device = "", ""; f.VisibleGPU = 0 },
 			[]fault{{true, "the NVIDIA driver is there, and no /dev/nvidia0: ranks have no GPU"}}},
 		{"permission", func(f *Facts) { f.GPUs[1].Err = "permission denied" }, []fault{{true, "/dev/nvidia1: permission denied"}}},

@@ -109,7 +109,11 @@ func (h host) driver(gpus []GPU) Driver {
 			d.Errors = append(d.Errors, "/proc/driver/nvidia/version: not there")
 		}
 		for _, dev := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm"} {
-			if why := h.access(dev); why != "" {
+			switch why := h.access(dev); {
+			case why == "":
+			case dev == "/dev/nvidia-uvm" && !h.exists(dev):
+				d.Lacks = append(d.Lacks, dev)
+			default:
 				d.Errors = append(d.Errors, dev+": "+why)
 			}
 		}
