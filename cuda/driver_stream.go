@@ -491,6 +491,33 @@ func (s *driverStream) wait(ev platformEvent) error {
 	return nil
 }
 
+func (s *driverStream) behind(p platformStream, ev platformEvent) error {
+	const op = "order streams"
+	other, e := p.(*driverStream), ev.(*driverEvent)
+	for _, st := range [...]*driverStream{s, other} {
+		if c := st.cap.Load(); c != nil {
+			return &Error{Op: op, Detail: fmt.Sprintf("%s is part of %s", st, c), Err: ErrCaptureUnsafe}
+		}
+	}
+	other.mu.Lock() // closed changes under it
+	if other.closed.Load() {
+		other.mu.Unlock()
+		return nil
+	}
+	in, err := s.g.enter(true)
+	if err == nil {
+		err = s.g.cause(s.g.drv.EventRecord(e.h, other.h))
+		in.leave()
+	}
+	other.mu.Unlock()
+	if err != nil {
+		return &Error{Op: op, Detail: other.String(), Err: err}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.enqueueLocked(op, func() error { return s.g.drv.StreamWaitEvent(s.h, e.h, 0) })
+}
+
 // copy refuses what the driver does not define: its copies go in no order.
 func (s *driverStream) copy(dst, src unsafe.Pointer, n uint64) error {
 	const op = "copy"

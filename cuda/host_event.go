@@ -111,6 +111,11 @@ func (s *hostStream) record(ev platformEvent) error {
 
 var errOutsideCapture = errors.New("it was recorded outside the capture")
 
+// behind: nobody on the host platform asks for it.
+func (s *hostStream) behind(other platformStream, e platformEvent) error {
+	return errors.Join(other.record(e), s.wait(e))
+}
+
 // wait makes the stream wait for the event; on an event of a capture the stream joins it.
 func (s *hostStream) wait(ev platformEvent) error {
 	const op = "wait for event"

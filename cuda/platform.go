@@ -67,6 +67,7 @@ type platformStream interface {
 	hostFunc(fn func()) error
 	record(e platformEvent) error
 	wait(e platformEvent) error
+	behind(other platformStream, e platformEvent) error
 	copy(dst, src unsafe.Pointer, n uint64) error    // within the device's memory
 	copyIn(dst, src unsafe.Pointer, n uint64) error  // from Go memory
 	copyOut(dst, src unsafe.Pointer, n uint64) error // to Go memory

@@ -118,6 +118,15 @@ func (s *Stream) Wait(e *Event) error {
 	return s.raw.wait(e.raw)
 }
 
+// Behind has what is enqueued on the stream from now on come after all that is on another, by an event that is used for nothing else. Unlike with a Wait no failure is carried
+// over, and a stream that has failed is waited for, too; one that is closed has nothing left. ErrCaptureUnsafe where one of the two captures. For libraries on a GPU.
+func (s *Stream) Behind(other *Stream, e *Event) error {
+	if err := errors.Join(s.sameDevice("order streams", other.dev), s.sameDevice("order streams", e.dev)); err != nil {
+		return err
+	}
+	return s.raw.behind(other.raw, e.raw)
+}
+
 func (s *Stream) sameDevice(op string, d *Device) error {
 	if d != s.dev {
 		return &Error{Op: op, Detail: s.String(), Err: errors.New("the argument belongs to another device")}

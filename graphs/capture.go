@@ -170,7 +170,11 @@ func (cp *capture) run(fn func(*cuda.Stream) error) (tmpl *cuda.Graph) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
-		if err := cp.s.BeginCapture(cuda.CaptureThreadLocal); err != nil {
+		err := nccl.BeforeCapture(cp.s)
+		if err == nil {
+			err = cp.s.BeginCapture(cuda.CaptureThreadLocal)
+		}
+		if err != nil {
 			runtime.UnlockOSThread()
 			cp.fail(fateFailed, fmt.Errorf("%v: %w", cp, err))
 			return
@@ -199,7 +203,7 @@ func (cp *capture) run(fn func(*cuda.Stream) error) (tmpl *cuda.Graph) {
 			tmpl = g
 			runtime.UnlockOSThread()
 		}()
-		err := fn(cp.s)
+		err = fn(cp.s)
 		returned = true
 		cp.mu.Lock()
 		defer cp.mu.Unlock()
@@ -226,6 +230,16 @@ func (cp *capture) seal(tmpl *cuda.Graph) {
 	}
 	if err := cp.st.seal(tmpl); err != nil {
 		cp.fail(fateFailed, fmt.Errorf("%v: %w", cp, err))
+		return
+	}
+	for _, m := range cp.members {
+		if m.calls == 0 {
+			continue
+		}
+		if err := m.c.Captured(); err != nil {
+			cp.fail(fateFailed, fmt.Errorf("%v: %w", cp, err))
+			return
+		}
 	}
 }
 

@@ -42,6 +42,9 @@ type library struct {
 	stuck    atomic.Bool   // they do not go
 	together bool          // all members have closed after the same call
 
+	mixing mixing
+	order  order
+
 	umu  sync.Mutex // guards uses and registered.marks
 	uses map[*cuda.Stream]*use
 	last atomic.Pointer[use]
@@ -135,6 +138,7 @@ func newLibrary(c *Comm) (*library, error) {
 	if breaks != nil {
 		l.graphErr = &dl.SettingError{Findings: breaks}
 	}
+	l.mixing = l.decideMixing()
 	return l, nil
 }
 
@@ -253,10 +257,10 @@ func (l *library) settle(ctx context.Context, comm ncclsys.Comm, patience time.D
 
 func (l *library) ticket() uint64 { return 0 }
 
-// before and after need no work on the device: the library orders its operations, and the launch order of a rank is the one under graphs' lock.
+// before and after need no work on the device on one stream; between streams the library orders its operations, or order does. The launch order of a rank is the one under
+// graphs' lock.
 func (l *library) before(r Replay, s *cuda.Stream) error {
-	l.used(s, opReplay, r.seq)
-	return nil
+	return l.used(s, opReplay, r.seq)
 }
 
 func (l *library) after(Replay, *cuda.Stream) error { return nil }

@@ -117,7 +117,9 @@ func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
 	defer l.unlock()
 	if mode == 0 {
 		for i := range calls {
-			l.used(calls[i].Stream, calls[i].Op, calls[i].Seq)
+			if err := l.used(calls[i].Stream, calls[i].Op, calls[i].Seq); err != nil {
+				return err
+			}
 		}
 	}
 	// A group belongs to a thread, and the library makes the thread's device current again behind a call, which without one would be the first: it

@@ -448,32 +448,21 @@ func (l *library) drainLocked() error {
 	if l.sys.Vendor() == ncclsys.MCCL {
 		return nil // it registers nothing in a capture
 	}
-	if l.drainStream == nil {
-		s, err := l.c.dev.NewStream()
-		if err != nil {
-			return err
-		}
-		l.drainStream = s
-	}
-	if l.drainBuf == nil {
-		m, err := l.c.dev.Alloc(4096, cuda.Private)
-		if err != nil {
-			return err
-		}
-		l.drainBuf = m
+	p, s, err := l.ownStream()
+	if err != nil {
+		return err
 	}
 	b := l.c.dev.Bind()
 	defer b.Release()
 	if err := b.Err(); err != nil {
 		return err
 	}
-	p, s := ncclsys.DevicePtr(l.drainBuf.Pointer()), ncclsys.Stream(l.drainStream.Handle())
 	for _, comm := range l.comms() {
 		for range drainGroups {
 			if err := l.enter(); err != nil {
 				return err
 			}
-			err := l.selfGroup(comm, p, s)
+			err := l.selfGroup(comm, p, p, 1, ncclsys.Stream(s.Handle())) // in place the library launches nothing
 			l.leave()
 			if err = l.finish(err, comm); err != nil {
 				return err
@@ -483,13 +472,33 @@ func (l *library) drainLocked() error {
 	return nil
 }
 
-func (l *library) selfGroup(comm ncclsys.Comm, p ncclsys.DevicePtr, s ncclsys.Stream) error {
+// ownStream is a stream, and a little memory, for operations of this rank alone. mu is held.
+func (l *library) ownStream() (ncclsys.DevicePtr, *cuda.Stream, error) {
+	if l.drainStream == nil {
+		s, err := l.c.dev.NewStream()
+		if err != nil {
+			return 0, nil, err
+		}
+		l.drainStream = s
+	}
+	if l.drainBuf == nil {
+		m, err := l.c.dev.Alloc(4096, cuda.Private)
+		if err != nil {
+			return 0, nil, err
+		}
+		l.drainBuf = m
+	}
+	return ncclsys.DevicePtr(l.drainBuf.Pointer()), l.drainStream, nil
+}
+
+// selfGroup sends n bytes from this rank to itself.
+func (l *library) selfGroup(comm ncclsys.Comm, from, to ncclsys.DevicePtr, n uint64, s ncclsys.Stream) error {
 	if err := l.sys.GroupStart(); err != nil {
 		return err
 	}
-	err := l.sys.Send(p, 1, ncclsys.Uint8, l.c.rank, comm, s)
+	err := l.sys.Send(from, n, ncclsys.Uint8, l.c.rank, comm, s)
 	if err == nil || err == error(ncclsys.ErrInProgress) {
-		err = l.sys.Recv(p, 1, ncclsys.Uint8, l.c.rank, comm, s)
+		err = l.sys.Recv(to, n, ncclsys.Uint8, l.c.rank, comm, s)
 	}
 	if end := l.sys.GroupEnd(); err == nil || err == error(ncclsys.ErrInProgress) {
 		err = end
@@ -502,6 +511,7 @@ func (l *library) closeDrain() {
 	if l.stuck.Load() {
 		return
 	}
+	l.leaveHome()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.drainStream != nil {

@@ -269,6 +269,9 @@ func (l *library) initRank(ctx context.Context, ids []ncclsys.UniqueID) (ncclsys
 	if l.sys.Need(ncclsys.NonBlocking) == nil { // it has configurations
 		cfg = ncclsys.NewConfig()
 		cfg.Blocking, cfg.CommName = 1, l.c.name
+		if l.mixing.off && l.mixing.config {
+			cfg.GraphUsageMode = 1
+		}
 	}
 	type outcome struct {
 		comm ncclsys.Comm

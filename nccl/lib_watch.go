@@ -27,9 +27,12 @@ type use struct {
 const opReplay Op = 0xff
 
 // used notes an operation on a stream, before it is enqueued.
-func (l *library) used(s *cuda.Stream, op Op, seq uint64) {
+func (l *library) used(s *cuda.Stream, op Op, seq uint64) error {
 	u := l.last.Load()
 	if u == nil || u.s != s {
+		if err := l.turn(s); err != nil {
+			return err
+		}
 		u = l.useOf(s)
 		l.last.Store(u)
 	}
@@ -41,6 +44,7 @@ func (l *library) used(s *cuda.Stream, op Op, seq uint64) {
 		default:
 		}
 	}
+	return nil
 }
 
 func (l *library) useOf(s *cuda.Stream) *use {

@@ -157,7 +157,8 @@ static void reclaim(struct comm *c, int last) {
 			give_back(c, r, last);
 	}
 }
-struct config { size_t size; unsigned magic, version; int blocking, cga, minCTAs, maxCTAs; const char *net; int split, traffic; const char *name; };
+struct config { size_t size; unsigned magic, version; int blocking, cga, minCTAs, maxCTAs; const char *net; int split, traffic; const char *name;
+	int collnet, policy, shrink, nvls, per_peer, centric, graph; };
 
 API int ncclGetVersion(int *v) { *v = VERSION; return 0; }
 API const char *ncclGetErrorString(int rc) { return rc == 5 ? "invalid usage" : rc == 4 ? "invalid argument" : "some error"; }
@@ -184,6 +185,11 @@ static void *joins(void *arg) {
 	return 0;
 }
 API int ncclCommInitRankConfig(struct comm **out, int n, unique_id id, int rank, const struct config *k) {
+	if (getenv("NCCL_GRAPH_MIXING_SUPPORT"))
+		note("GRAPH_MIXING_SUPPORT=%s", getenv("NCCL_GRAPH_MIXING_SUPPORT"));
+#if VERSION >= 22902
+	note("graphUsageMode=%d", k->graph);
+#endif
 	note("CommInitRankConfig n=%d rank=%d size=%zu magic=%x blocking=%d name=%s cga=%d", n, rank, k->size, k->magic, k->blocking, k->name ? k->name : "", k->cga == INT_MIN);
 	pthread_once(&once, bind_driver);
 	if (word("init-fails") && rank == n - 1)

@@ -77,6 +77,19 @@ func (l *Library) Library() *dl.Library { return l.lib }
 func (l *Library) Version() Version     { return l.version }
 func (l *Library) String() string       { return fmt.Sprintf("%s (%s)", l.found(), l.lib.Path()) }
 
+// Setenv sets a variable for the library (setenv of its C library), not for Go and what Go starts. Before the library has threads: they read the environment at any time.
+func (l *Library) Setenv(name, value string) error {
+	set := l.lib.Lookup("setenv")
+	if set == 0 {
+		return fmt.Errorf("set %s: the C library has no setenv", name)
+	}
+	n, v := dl.CString(name), dl.CString(value) // C copies them
+	if rc := int32(set.Call3(uintptr(unsafe.Pointer(&n[0])), uintptr(unsafe.Pointer(&v[0])), 1)); rc != 0 {
+		return fmt.Errorf("set %s=%s: no memory", name, value)
+	}
+	return nil
+}
+
 // Close unloads the library; for tests.
 func (l *Library) Close() { l.lib.Close() }
 

@@ -99,8 +99,6 @@ func (v *Vendor) Settings() []dl.Setting {
 			Why: "there are no windows"},
 		{Name: "P2P_USE_CUDA_MEMCPY", Values: on, Effect: dl.Warns,
 			Why: "registrations have no effect within a host"},
-		{Name: "GRAPH_MIXING_SUPPORT", Values: off, Effect: dl.Warns,
-			Why: "graphs and eager calls of one communicator are not ordered by the library"},
 		{Name: "LAUNCH_RACE_FATAL", Values: off, Effect: dl.Warns,
 			Why: "threads that race to launch are not told"},
 		{Name: "COMM_BLOCKING", Values: on, Effect: dl.Warns,

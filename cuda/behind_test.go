@@ -1,0 +1,90 @@
+package cuda
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+// Behind orders two streams whatever has become of the other one.
+func TestGPUBehind(t *testing.T) {
+	d := openGPU(t)
+	var streams []*Stream
+	for range 2 {
+		s, err := d.NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, s)
+	}
+	a, b := streams[0], streams[1]
+	e, err := d.NewEvent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	must := func(errs ...error) {
+		t.Helper()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait := func(s *Stream) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		must(s.Synchronize(ctx))
+	}
+	let := block(t, a)
+	done := make(chan struct{})
+	must(b.Behind(a, e), b.HostFunc(func() { close(done) }))
+	if ready, err := b.Query(); ready || err != nil {
+		t.Errorf("b is ready (%t, %v) while a is blocked", ready, err)
+	}
+	select {
+	case <-done:
+		t.Error("b went on while a is blocked")
+	default:
+	}
+	let()
+	wait(b)
+
+	// A failure of a stays there, and does not keep b from waiting.
+	let = block(t, a)
+	broken := errors.New("broken")
+	remove := a.Watch(func(bool) error { return broken }, nil)
+	if _, err := a.Query(); !errors.Is(err, broken) {
+		t.Errorf("query of a: %v, want %v", err, broken)
+	}
+	must(b.Behind(a, e))
+	if ready, err := b.Query(); ready || err != nil {
+		t.Errorf("b is ready (%t, %v) while a, which has failed, is blocked", ready, err)
+	}
+	let()
+	wait(b)
+	remove()
+
+	// One that captures is refused, and its capture stays well.
+	c, err := d.NewStream()
+	must(err)
+	var captured error
+	onOtherThread(func() {
+		captured = c.BeginCapture(CaptureThreadLocal)
+		if err := b.Behind(c, e); !errors.Is(err, ErrCaptureUnsafe) {
+			t.Errorf("behind a capturing stream: %v, want %v", err, ErrCaptureUnsafe)
+		}
+		if err := c.Behind(b, e); !errors.Is(err, ErrCaptureUnsafe) {
+			t.Errorf("a capturing stream behind another: %v, want %v", err, ErrCaptureUnsafe)
+		}
+		g, err := c.EndCapture()
+		if captured = errors.Join(captured, err); err == nil {
+			captured = errors.Join(captured, g.Destroy())
+		}
+	})
+	must(captured)
+
+	// One that is closed has nothing left.
+	must(c.Close(), b.Behind(c, e))
+	wait(b)
+	must(e.Close(), a.Close(), b.Close(), d.Close())
+}
