@@ -124,8 +124,10 @@ func (q *checkRequest) ranks(j launcher.Job, gpus int) int {
 	switch {
 	case q.np > 0:
 		return q.np
-	case gpus > 0 && j.Device != "host":
+	case gpus > 0 && j.Device == "":
 		return gpus
+	case gpus > 0 && j.Device != "host":
+		return 1 // a GPU has one rank
 	}
 	return benchNP
 }

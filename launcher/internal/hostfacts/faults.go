@@ -159,7 +159,8 @@ func (f *Facts) gpuFaults(stop, warn func(advice, format string, args ...any)) {
 		default:
 			stop("install the driver's user-space library, or name it by "+envOf(l.Name), "%s", libraryText(l))
 		}
-		if l.Name == "CUDA driver" && l.Err == "" && strings.Count(l.Version, ".") >= 1 && f.Driver.Version != "" && l.Version != f.Driver.Version {
+		// NVIDIA's compatibility packages are meant to be newer than the module.
+		if l.Name == "CUDA driver" && l.Err == "" && strings.Count(l.Version, ".") >= 1 && f.Driver.Version != "" && l.Version != f.Driver.Version && !strings.Contains(l.Path, "compat") {
 			stop("reload the kernel module, or restart the machine: the driver was updated under it", "%s is version %s, the kernel module %s", l.Path, l.Version, f.Driver.Version)
 		}
 		if l.Name == "NCCL" && older(l.Version, "2.19") {

@@ -78,6 +78,9 @@ func TestFaults(t *testing.T) {
 		},
 			[]fault{{true, "CUDA driver: /x (GORUN_CUDA_LIB): cut off"}}},
 		{"updated driver", func(f *Facts) { f.Libraries[0].Version = "590.1.2" }, []fault{{true, "/lib/libcuda.so.1 is version 590.1.2, the kernel module 580.159.04"}}},
+		{"compatibility package", func(f *Facts) {
+			f.Libraries[0].Version, f.Libraries[0].Path = "590.1.2", "/usr/local/cuda/compat/libcuda.so.1"
+		}, nil},
 		{"old NCCL", func(f *Facts) { f.Libraries[1].Version = "2.18.6" }, []fault{{false, "NCCL 2.18.6 (/lib/libnccl.so.2) registers no buffers"}}},
 		{"small shm", func(f *Facts) { f.Shm.Size = 64 << 20 }, []fault{{false, "/dev/shm has 64 MiB: NCCL may need more"}}},
 		{"shm read only", func(f *Facts) { f.Shm.Write = false }, []fault{{true, "/dev/shm cannot be written: NCCL needs it"}}},
