@@ -40,6 +40,7 @@ type Comm struct {
 	one       [1]Call // the call being enqueued: no allocation
 	grouping  int     // depth of Group
 	collected []Call
+	sorted    []Call // a group that is being issued; backends keep no calls
 	splits    int
 	watchFrom int // which peer is compared first, where not all are at each call
 	lookout   lookout

@@ -12,70 +12,81 @@ import (
 // The collectives of a group run in the order of their calls, its Sends and Recvs after them, on one stream for each communicator.
 // Groups nest: the outermost issues. Calls on other communicators are issued at once.
 func Group(fn func() error, comms ...*Comm) (err error) {
-	var own []*Comm // each once
+	var few [2]grouped // no allocation
+	own := few[:0]     // each once
 	for _, c := range comms {
 		if c == nil {
 			return c.errorf("group", errNoComm)
 		}
-		if !slices.Contains(own, c) {
-			own = append(own, c)
+		if !slices.ContainsFunc(own, func(g grouped) bool { return g.c == c }) {
+			own = append(own, grouped{c: c, before: len(c.collected)})
 		}
 	}
-	before := make([]int, len(own))
-	for i, c := range own {
-		c.grouping++
-		before[i] = len(c.collected)
+	for _, g := range own {
+		g.c.grouping++
 	}
 	good := false
 	defer func() {
-		for i, c := range own {
+		for _, g := range own {
 			if !good {
-				c.collected = c.collected[:before[i]]
+				g.c.collected = g.c.collected[:g.before]
 			}
-			c.grouping--
+			g.c.grouping--
 		}
 	}()
 	if err := fn(); err != nil {
 		return err
 	}
 	good = true
-	var mine []*Comm // those for which this is the outermost group
-	for _, c := range own {
-		if c.grouping == 1 && len(c.collected) > 0 {
-			mine = append(mine, c)
+	var fewer [2]grouped
+	mine := fewer[:0] // those for which this is the outermost group
+	for _, g := range own {
+		if g.c.grouping == 1 && len(g.c.collected) > 0 {
+			mine = append(mine, g)
 		}
 	}
-	// In an order that is the same on all members.
-	slices.SortFunc(mine, func(a, b *Comm) int { return slices.Compare(a.uid[:], b.uid[:]) })
-	calls := make([][]Call, len(mine))
-	for i, c := range mine {
-		// Sends and Recvs last. The slice is the gate's and the backend's to keep.
-		for _, p2p := range []bool{false, true} {
-			for _, call := range c.collected {
-				if call.Op.p2p() == p2p {
-					calls[i] = append(calls[i], call)
-				}
-			}
-		}
-		c.collected = c.collected[:0]
+	if len(mine) > 1 { // in an order that is the same on all members
+		slices.SortFunc(mine, func(a, b grouped) int { return slices.Compare(a.c.uid[:], b.c.uid[:]) })
 	}
-	for i, c := range mine {
-		if err := c.validateGroup(calls[i]); err != nil {
+	for _, g := range mine {
+		g.c.sortCollected()
+	}
+	for _, g := range mine {
+		if err := g.c.validateGroup(g.c.sorted); err != nil {
 			return err
 		}
 	}
-	modes := make([]Mode, len(mine))
-	for i, c := range mine {
-		if modes[i], err = c.admit(calls[i]); err != nil {
+	for i, g := range mine {
+		if mine[i].mode, err = g.c.admit(g.c.sorted); err != nil {
 			return err
 		}
 	}
-	for i, c := range mine {
-		if err := c.issue(calls[i], modes[i]); err != nil {
+	for _, g := range mine {
+		if err := g.c.issue(g.c.sorted, g.mode); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// grouped is a communicator in a Group.
+type grouped struct {
+	c      *Comm
+	before int // calls that an outer group has collected
+	mode   Mode
+}
+
+// sortCollected makes sorted of what was collected: Sends and Recvs last.
+func (c *Comm) sortCollected() {
+	c.sorted = c.sorted[:0]
+	for _, p2p := range [...]bool{false, true} {
+		for i := range c.collected {
+			if c.collected[i].Op.p2p() == p2p {
+				c.sorted = append(c.sorted, c.collected[i])
+			}
+		}
+	}
+	c.collected = c.collected[:0]
 }
 
 // enqueue is every call's way: collected by a Group, or issued.

@@ -32,7 +32,7 @@ type benchRank struct {
 func BenchmarkLibraryAllReduce(b *testing.B) {
 	ranks, sizes := benchRanks(b)
 	for _, bytes := range sizes {
-		n := bytes / 4
+		n := bytes / 4 // elements
 		b.Run(fmt.Sprintf("%d/raw", bytes), func(b *testing.B) {
 			b.ReportAllocs()
 			benchCalls(b, ranks, func(r *benchRank) (call func() error, done func(), err error) {
@@ -45,21 +45,64 @@ func BenchmarkLibraryAllReduce(b *testing.B) {
 			})
 		})
 		for _, locked := range []bool{false, true} {
-			name := map[bool]string{false: "nccl", true: "nccl-bound"}[locked]
+			name := map[bool]string{false: "nccl", true: "nccl-locked"}[locked]
 			b.Run(fmt.Sprintf("%d/%s", bytes, name), func(b *testing.B) {
 				b.ReportAllocs()
 				benchCalls(b, ranks, func(r *benchRank) (call func() error, done func(), err error) {
-					var bound cuda.Bound
-					if locked {
-						bound = r.dev.Bind()
+					if done = func() {}; locked {
+						runtime.LockOSThread()
+						done = runtime.UnlockOSThread
 					}
 					send, recv := r.send.Slice(0, n), r.recv.Slice(0, n)
-					return func() error { return nccl.AllReduce(r.comm, send, recv, nccl.Sum, r.stream) }, bound.Release, bound.Err()
+					return func() error { return nccl.AllReduce(r.comm, send, recv, nccl.Sum, r.stream) }, done, nil
 				})
 			})
 		}
 	}
 }
+
+// BenchmarkLibrarySendRecv is the same for a message to the next rank and one from the rank before, together.
+func BenchmarkLibrarySendRecv(b *testing.B) {
+	ranks, _ := benchRanks(b)
+	const n = 2
+	b.Run("raw", func(b *testing.B) {
+		b.ReportAllocs()
+		benchCalls(b, ranks, func(r *benchRank) (call func() error, done func(), err error) {
+			bound := r.dev.Bind()
+			send, recv := ncclsys.DevicePtr(r.send.Memory().Pointer()), ncclsys.DevicePtr(r.recv.Memory().Pointer())
+			s, to, from := ncclsys.Stream(r.stream.Handle()), r.next(1), r.next(-1)
+			return func() error {
+				err := r.sys.GroupStart()
+				if err == nil {
+					err = r.sys.Send(send, n, ncclsys.Float32, to, r.raw, s)
+				}
+				if err == nil {
+					err = r.sys.Recv(recv, n, ncclsys.Float32, from, r.raw, s)
+				}
+				if err == nil {
+					err = r.sys.GroupEnd()
+				}
+				return err
+			}, bound.Release, bound.Err()
+		})
+	})
+	b.Run("nccl", func(b *testing.B) {
+		b.ReportAllocs()
+		benchCalls(b, ranks, func(r *benchRank) (call func() error, done func(), err error) {
+			send, recv := r.send.Slice(0, n), r.recv.Slice(0, n)
+			to, from := r.next(1), r.next(-1)
+			both := func() error {
+				if err := nccl.Send(r.comm, send, to, r.stream); err != nil {
+					return err
+				}
+				return nccl.Recv(r.comm, recv, from, r.stream)
+			}
+			return func() error { return nccl.Group(both, r.comm) }, func() {}, nil
+		})
+	})
+}
+
+func (r *benchRank) next(by int) int { return (r.comm.Rank() + by + r.comm.Size()) % r.comm.Size() }
 
 // benchCalls makes b.N calls on each rank, and waits for the device now and then: its queue has an end.
 func benchCalls(b *testing.B, ranks []*benchRank, prepare func(*benchRank) (call func() error, done func(), err error)) {
@@ -69,8 +112,6 @@ func benchCalls(b *testing.B, ranks []*benchRank, prepare func(*benchRank) (call
 	for i, r := range ranks {
 		wg.Go(func() {
 			errs[i] = func() error {
-				runtime.LockOSThread()
-				defer runtime.UnlockOSThread()
 				all, err := r.job.AllGather(r.ctx, strconv.AppendInt(nil, int64(b.N), 10))
 				if err != nil {
 					return err

@@ -262,6 +262,9 @@ func (l *library) account(calls []Call) {
 
 // registration says whether all, and whether any of a call's buffers are registered by the user.
 func (l *library) registration(c *Call) (all, some bool) {
+	if l.c.userRegs.Load() == 0 {
+		return false, false
+	}
 	all = true
 	for _, r := range [...]cuda.Range{c.Send, c.Recv} {
 		if r.Mem == nil {
@@ -285,35 +288,40 @@ const (
 // record is the ledger's record for eager calls. A call with one registered and one bare buffer is an error on this rank alone.
 func (l *library) record(calls []Call) (desc [2]uint64, err error) {
 	desc = packRecord(calls)
-	n, last, mix, desc1 := 0, uint64(0), uint64(fnvOffset), uint64(0)
-	for i := range calls {
-		if calls[i].Op.p2p() {
-			break
-		}
-		all, some := l.registration(&calls[i])
-		if some && !all {
-			return desc, causef(ErrMixed, "rank %d, %v: %s, %s", l.c.rank, calls[i], l.bufferText("send", calls[i].Send), l.bufferText("recv", calls[i].Recv))
-		}
+	n := 0
+	for n < len(calls) && !calls[n].Op.p2p() {
 		n++
-		last = 0
-		if all {
-			last |= recRegistered
-		}
-		place := uint64(0)
-		if l.inWindows(&calls[i]) {
-			last |= recWindow
-			place = l.windowPlace(&calls[i])
-		}
-		mix = fnv64(fnv64(mix, last), place)
-		desc1 = place << recPlaceShift
 	}
 	if n == 1 {
-		desc[0] |= last
-		desc[1] |= desc1
-	} else {
-		desc[1] = fnv64(desc[1], mix)
+		flags, place, err := l.recordBuffers(&calls[0])
+		return [2]uint64{desc[0] | flags, desc[1] | place<<recPlaceShift}, err
 	}
+	mix := uint64(fnvOffset)
+	for i := range calls[:n] {
+		flags, place, err := l.recordBuffers(&calls[i])
+		if err != nil {
+			return desc, err
+		}
+		mix = fnv64(fnv64(mix, flags), place)
+	}
+	desc[1] = fnv64(desc[1], mix)
 	return desc, nil
+}
+
+// recordBuffers is what a record says of the memory of a call: flags, and its place in windows.
+func (l *library) recordBuffers(call *Call) (flags, place uint64, err error) {
+	all, some := l.registration(call)
+	if some && !all {
+		return 0, 0, causef(ErrMixed, "rank %d, %v: %s, %s", l.c.rank, *call, l.bufferText("send", call.Send), l.bufferText("recv", call.Recv))
+	}
+	if all {
+		flags |= recRegistered
+	}
+	if l.inWindows(call) {
+		flags |= recWindow
+		place = l.windowPlace(call)
+	}
+	return flags, place, nil
 }
 
 // recPlaceShift is where the record of a call in windows has a hash of where its buffers lie in them; the count is below.
