@@ -33,10 +33,11 @@ Exit code 0: as expected; 1: a rank failed; 2: wrong command line; 3: something 
 // exitFaults is the exit code of every rank where a check has found something to tell.
 const exitFaults = 3
 
-// Sizes of one rank's part. The library registers nothing in small calls.
+// Sizes in bytes. The library registers nothing in small calls.
 const (
-	libraryPart = 8 << 20
-	hostPart    = 256 << 10
+	libraryPart = 8 << 20   // one rank's part
+	hostWhole   = 512 << 10 // all ranks' parts, which each rank has several times
+	leastPart   = 4 << 10
 )
 
 // trialTime bounds one case.
@@ -167,7 +168,7 @@ func checkRegistration(ctx context.Context, job *bootstrap.Job, dev *cuda.Device
 	if job.Size() < 2 {
 		return nil, errors.New("one rank registers nothing: the check needs two (-np 2, with a GPU for each; GORUN_DEVICE=host checks the host platform)")
 	}
-	k := &checker{job: job, dev: dev, log: log, part: hostPart / 4}
+	k := &checker{job: job, dev: dev, log: log, part: max(leastPart, hostWhole/job.Size()) / 4}
 	err := k.open(ctx)
 	if err == nil {
 		err = k.all(ctx)

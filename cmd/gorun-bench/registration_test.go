@@ -144,6 +144,28 @@ fault: rank 2: nccl.Alloc, all-gather, captured: the library has not given the r
 	}
 }
 
+func TestCheckCommandLines(t *testing.T) {
+	for _, tt := range []struct {
+		args string
+		code int
+		out  string
+		err  string
+	}{
+		{"registration -h", 0, registrationHelp, ""},
+		{"probe --help", 0, probeHelp, ""},
+		{"registration -frob", 2, "", "gorun-bench registration: flag provided but not defined: -frob; -h shows the flags\n"},
+		{"registration x", 2, "", "gorun-bench registration: unexpected argument \"x\"; -h shows the flags\n"},
+		{"probe x", 2, "", "gorun-bench probe: unexpected argument \"x\"; -h shows the flags\n"},
+		{"registration", 1, "", "gorun-bench: one rank registers nothing: the check needs two (-np 2, with a GPU for each; GORUN_DEVICE=host checks the host platform)\n"},
+	} {
+		var out, errs bytes.Buffer
+		code := realMain(t.Context(), strings.Fields(tt.args), &out, &errs)
+		if code != tt.code || out.String() != tt.out || errs.String() != tt.err {
+			t.Errorf("%s: code %d, want %d; stdout %q, stderr %q", tt.args, code, tt.code, out.String(), errs.String())
+		}
+	}
+}
+
 // checkOnRanks runs the check on two ranks; the report of rank 0 is its last line of output.
 func checkOnRanks(t *testing.T, token func(*bootstrap.Job) string, env ...string) *registrationReport {
 	t.Helper()
