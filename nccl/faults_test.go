@@ -398,6 +398,17 @@ func TestInit(t *testing.T) {
 			return wantErr(err, nil, "rank 2", "SIGSEGV")
 		})
 	})
+	for leaver := range 3 {
+		t.Run(fmt.Sprintf("rank %d leaves", leaver), func(t *testing.T) {
+			ranktest.Run(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+				if job.Rank() == leaver {
+					return nil // its job is closed
+				}
+				err := with(ctx, job, nil, func(*world) error { return nil })
+				return wantErr(err, nil, fmt.Sprintf("rank %d", leaver), "left the job")
+			})
+		})
+	}
 	t.Run("a member cannot", func(t *testing.T) {
 		ranktest.Run(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
 			if job.Rank() != 1 {

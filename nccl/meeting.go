@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -40,10 +41,21 @@ func nextInit(job *bootstrap.Job, who string) int {
 	return m[who]
 }
 
-// meetID makes the unique id on the first member and waits for it on the others.
+// meetID makes the unique id on the first member and waits for it on the others. The end of the first one ends that, also one in good order.
 func (c *Comm) meetID(ctx context.Context, name string) (bootstrap.UniqueID, error) {
 	if c.rank != 0 {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		stop := c.job.Watch(func(e bootstrap.Event) {
+			if e.Rank == c.ranks[0] && (e.Kind == bootstrap.RankDied || e.Kind == bootstrap.RankLeft) && e.Err != nil {
+				cancel(e.Err)
+			}
+		})
+		defer stop()
 		id, err := c.job.UniqueID(ctx, name)
+		if end, ok := errors.AsType[*bootstrap.RankError](context.Cause(ctx)); ok && err != nil {
+			return id, end
+		}
 		if err != nil {
 			err = fmt.Errorf("rank %d of the job has not begun it: %w", c.ranks[0], err)
 		}

@@ -155,7 +155,7 @@ func TestOpenErrorsNameEveryPathAndCause(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Setenv("GORUN_TEST_LIB", p)
-		}, []string{dir + "/garbage (GORUN_TEST_LIB): ", "file too short"}},
+		}, []string{dir + "/garbage (GORUN_TEST_LIB): ", "it is no shared library: 35 bytes that begin with"}},
 		{"does not load", func(t *testing.T) { t.Setenv("GORUN_TEST_LIB", build(t, "-DNEEDS")) }, []string{
 			"(GORUN_TEST_LIB): ", "undefined symbol: no_such_function_anywhere"}},
 		{"another library", func(t *testing.T) { t.Setenv("GORUN_TEST_LIB", build(t, "-Dprobe_name=other")) }, []string{

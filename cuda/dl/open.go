@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -76,10 +77,15 @@ var ErrSecondCopy = errors.New("a different copy is already in this process")
 type MissingError struct {
 	Name, Path string
 	Symbols    []string
+	Since      []string // the versions that brought them: "NCCL 2.7.3"
 }
 
 func (e *MissingError) Error() string {
-	return fmt.Sprintf("load %s: %s lacks %s", e.Name, e.Path, strings.Join(e.Symbols, ", "))
+	text := fmt.Sprintf("load %s: %s lacks %s", e.Name, e.Path, strings.Join(e.Symbols, ", "))
+	if len(e.Since) > 0 {
+		text += ": it is older than " + strings.Join(e.Since, " and ")
+	}
+	return text
 }
 
 // NeedError is a function or feature that the library that was found does not have.
@@ -136,8 +142,8 @@ func (l *Library) String() string { return fmt.Sprintf("%s (%s, by %s)", l.name,
 
 func open(s Spec, c Candidate) (*Library, error) {
 	if filepath.IsAbs(c.Path) {
-		if _, err := os.Stat(c.Path); err != nil {
-			return nil, errors.Unwrap(err) // the path stands before it already
+		if err := checkFile(c.Path); err != nil {
+			return nil, err
 		}
 		if s.Sole != "" {
 			if other, err := otherCopy(s.Sole, c.Path); err != nil {
@@ -201,7 +207,7 @@ type Symbol struct {
 // Bind looks all symbols up. Absent optional ones leave an entry whose calls return Absent; absent required ones are
 // one *MissingError.
 func (l *Library) Bind(symbols []Symbol) error {
-	var missing []string
+	var missing, since []string
 	for _, s := range symbols {
 		*s.Entry = Entry{Shape: -1, Since: s.Since}
 		if len(s.Names) > 0 {
@@ -215,10 +221,13 @@ func (l *Library) Bind(symbols []Symbol) error {
 		}
 		if s.Entry.Func == 0 && s.Required {
 			missing = append(missing, strings.Join(s.Names, " or "))
+			if s.Since != "" && !slices.Contains(since, s.Since) {
+				since = append(since, s.Since)
+			}
 		}
 	}
 	if missing != nil {
-		return &MissingError{Name: l.name, Path: l.path, Symbols: missing}
+		return &MissingError{Name: l.name, Path: l.path, Symbols: missing, Since: since}
 	}
 	return nil
 }
