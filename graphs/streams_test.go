@@ -115,8 +115,8 @@ func mixed(ctx context.Context, r *rank, seed uint64, rounds, steps int) error {
 	return errors.Join(errs...)
 }
 
-// TestMixedStreams: replays and eager calls on several streams do not overlap, whoever orders them.
-func TestMixedStreams(t *testing.T) {
+// TestLibraryMixedStreams: replays and eager calls on several streams do not overlap, whoever orders them.
+func TestLibraryMixedStreams(t *testing.T) {
 	rounds, steps := 4, 12
 	run := func(ctx context.Context, r *rank) error {
 		for seed := range uint64(3) {
@@ -142,8 +142,8 @@ func TestMixedStreams(t *testing.T) {
 	})
 }
 
-// TestStreamsThatGo: a communicator's last operation is on a stream that is closed, or that captures for another communicator, when it goes on elsewhere.
-func TestStreamsThatGo(t *testing.T) {
+// TestLibraryStreamsThatGo: a communicator's last operation is on a stream that is closed, or that captures for another communicator, when it goes on elsewhere.
+func TestLibraryStreamsThatGo(t *testing.T) {
 	everywhere(t, func(ctx context.Context, r *rank) error {
 		if text := nccl.Explain(r.comm); r.dev.Platform() != cuda.Host && !strings.Contains(text, "graph mixing:") {
 			return fmt.Errorf("Explain does not tell of graph mixing:\n%s", text)
@@ -193,15 +193,15 @@ func TestStreamsThatGo(t *testing.T) {
 	})
 }
 
-// TestMixingSettings: what Explain tells of who has decided.
-func TestMixingSettings(t *testing.T) {
+// TestLibraryMixing: what Explain tells of who has decided.
+func TestLibraryMixing(t *testing.T) {
 	for _, tc := range []struct{ name, set, want string }{
 		{"unset", "NCCL_GRAPH_MIXING_SUPPORT=", "off: the library adds no events to captured calls, this package orders them"},
 		{"on by the user", "NCCL_GRAPH_MIXING_SUPPORT=1", "on: NCCL_GRAPH_MIXING_SUPPORT=1 (environment)"},
 		{"off by the user", "NCCL_GRAPH_MIXING_SUPPORT=0", "off: NCCL_GRAPH_MIXING_SUPPORT=0 (environment)"},
 		{"a profiler", "NCCL_PROFILER_PLUGIN=x", "on: NCCL_PROFILER_PLUGIN=x (environment) wants it"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		t.Run("fake/"+tc.name, func(t *testing.T) {
 			// A network device of the machine that tests must not decide.
 			allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
 				r, err := deviceRank(ctx, job, elements)

@@ -45,8 +45,8 @@ func (r *rank) wantMode(ctx context.Context, what string, call func(s *cuda.Stre
 	return nil
 }
 
-// TestWindowsUnasked: which captured calls get windows that nobody has asked for, and how long those stay.
-func TestWindowsUnasked(t *testing.T) {
+// TestLibraryWindowsUnasked: which captured calls get windows that nobody has asked for, and how long those stay.
+func TestLibraryWindowsUnasked(t *testing.T) {
 	onDevices(t, 1<<14, func(ctx context.Context, r *rank) error {
 		if ok, why := r.comm.WindowSupport(); !ok {
 			fmt.Println("no windows:", why)
@@ -159,57 +159,61 @@ func TestWindowsUnasked(t *testing.T) {
 	}, "GORUN_WINDOWS=")
 }
 
-// TestWindowsUnaskedAgain: memory that is captured again keeps its window.
-func TestWindowsUnaskedAgain(t *testing.T) {
-	log := filepath.Join(t.TempDir(), "log")
-	allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
-		r, err := deviceRank(ctx, job, elements)
-		if err != nil {
-			return err
-		}
-		for range 5 {
-			if err := r.works(ctx, r.comm); err != nil {
+// TestLibraryWindowsAgain: memory that is captured again keeps its window.
+func TestLibraryWindowsAgain(t *testing.T) {
+	t.Run("fake", func(t *testing.T) {
+		log := filepath.Join(t.TempDir(), "log")
+		allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+			r, err := deviceRank(ctx, job, elements)
+			if err != nil {
 				return err
 			}
-		}
-		b, err := os.ReadFile(fmt.Sprintf("%s.%d", os.Getenv("FAKE_LOG"), os.Getpid()))
-		if err != nil {
-			return err
-		}
-		if up, down := strings.Count(string(b), "CommWindowRegister"), strings.Count(string(b), "CommWindowDeregister"); up != 2 || down != 0 {
-			return fmt.Errorf("%d windows made and %d ended, want 2 and none", up, down)
-		}
-		return r.close()
-	}, append(fakeEnv(t), "FAKE_LOG="+log)...))
+			for range 5 {
+				if err := r.works(ctx, r.comm); err != nil {
+					return err
+				}
+			}
+			b, err := os.ReadFile(fmt.Sprintf("%s.%d", os.Getenv("FAKE_LOG"), os.Getpid()))
+			if err != nil {
+				return err
+			}
+			if up, down := strings.Count(string(b), "CommWindowRegister"), strings.Count(string(b), "CommWindowDeregister"); up != 2 || down != 0 {
+				return fmt.Errorf("%d windows made and %d ended, want 2 and none", up, down)
+			}
+			return r.close()
+		}, append(fakeEnv(t), "FAKE_LOG="+log)...))
+	})
 }
 
-// TestWindowsUnaskedFail: a window that one member cannot make is none, and not tried again; where it is demanded it is an error of all.
-func TestWindowsUnaskedFail(t *testing.T) {
-	log := filepath.Join(t.TempDir(), "log")
-	allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
-		r, err := deviceRank(ctx, job, elements)
-		if err != nil {
-			return err
-		}
-		call := func(s *cuda.Stream) error { return allReduce(r, s) }
-		if _, _, err := r.mode(ctx, call, graphs.Require(nccl.Window)); !errors.Is(err, graphs.ErrMode) || wantText(err, "rank 1: ", "no addresses are left") != nil {
-			return fmt.Errorf("demanded: %v", err)
-		}
-		for range 2 {
-			if err := r.wantMode(ctx, "unasked", call, nccl.Graph, "no window: rank 1: ncclCommWindowRegister: "); err != nil {
+// TestLibraryWindowsFail: a window that one member cannot make is none, and not tried again; where it is demanded it is an error of all.
+func TestLibraryWindowsFail(t *testing.T) {
+	t.Run("fake", func(t *testing.T) {
+		log := filepath.Join(t.TempDir(), "log")
+		allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+			r, err := deviceRank(ctx, job, elements)
+			if err != nil {
 				return err
 			}
-		}
-		b, err := os.ReadFile(fmt.Sprintf("%s.%d", os.Getenv("FAKE_LOG"), os.Getpid()))
-		if err != nil {
-			return err
-		}
-		up, down, wantDown := strings.Count(string(b), "CommWindowRegister"), strings.Count(string(b), "CommWindowDeregister"), 4*(1-job.Rank())
-		if up != 4 || down != wantDown {
-			return fmt.Errorf("%d windows tried and %d ended, want 4 and %d", up, down, wantDown)
-		}
-		return errors.Join(r.works(ctx, r.comm), r.close())
-	}, append(fakeEnv(t), "FAKE_LOG="+log, "FAKE_NCCL=window-fails")...))
+			call := func(s *cuda.Stream) error { return allReduce(r, s) }
+			if _, _, err := r.mode(ctx, call, graphs.Require(nccl.Window)); !errors.Is(err, graphs.ErrMode) || wantText(err, "rank 1: ", "no addresses are left") != nil {
+				return fmt.Errorf("demanded: %v", err)
+			}
+			for range 2 {
+				if err := r.wantMode(ctx, "unasked", call, nccl.Graph, "no window: rank 1: ncclCommWindowRegister: "); err != nil {
+					return err
+				}
+			}
+			b, err := os.ReadFile(fmt.Sprintf("%s.%d", os.Getenv("FAKE_LOG"), os.Getpid()))
+			if err != nil {
+				return err
+			}
+			up, down, wantDown := strings.Count(string(b), "CommWindowRegister"), strings.Count(string(b), "CommWindowDeregister"), 4*(1-job.Rank())
+			if up != 4 || down != wantDown {
+				return fmt.Errorf("%d windows tried and %d ended, want 4 and %d", up, down, wantDown)
+			}
+			return errors.Join(r.works(ctx, r.comm), r.close())
+		}, append(fakeEnv(t), "FAKE_LOG="+log, "FAKE_NCCL=window-fails")...))
+	})
 }
 
 // TestWindowsSetting: a setting that nobody knows is an error.
