@@ -264,6 +264,9 @@ func (t *trial) stageText(s stage) string {
 	case atClose:
 		return t.closing
 	case atOperations:
+		if t.operations == 1 {
+			return "after 1 operation"
+		}
 		return fmt.Sprintf("after %d operations", t.operations)
 	case atDrain:
 		return "Comm.Drain"
