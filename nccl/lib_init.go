@@ -210,7 +210,9 @@ func (l *library) connect(ctx context.Context) error {
 	for k, to := range []*ncclsys.Comm{&l.main, &l.p2p}[:len(kinds)] {
 		comm, err := l.initRank(ctx, ids[k])
 		if err != nil {
-			c.acct.SetBusy(initFailed)
+			if ctx.Err() == nil && !isConsequence(err) {
+				c.acct.SetBusy(initFailed)
+			}
 			return err
 		}
 		*to = comm
