@@ -43,7 +43,10 @@ func Collect(o Options) *Facts {
 	f.User.Home = h.env("HOME")
 	f.Shm = dir(filepath.Join(o.Root, "dev/shm"))
 	f.Tmp = dir(h.tmp())
-	f.Cache = dir(h.cache())
+	f.Cache = Dir{Path: "~/.cache/gorun", Owner: -1, Err: "neither XDG_CACHE_HOME nor HOME is set"}
+	if c := h.cache(); c != "" {
+		f.Cache = dir(c)
+	}
 	f.Driver = h.driver(f.GPUs)
 	f.Libraries = h.libraries(f.GPUs)
 	if path, err := exec.LookPath("ssh"); err == nil {
@@ -97,13 +100,15 @@ func (h host) tmp() string {
 	return "/tmp"
 }
 
-// cache is where gorun keeps what it has built, and agents that were sent here.
+// cache is where gorun keeps what it has built, and agents that were sent here; "" where the environment does not tell.
 func (h host) cache() string {
-	base := h.env("XDG_CACHE_HOME")
-	if base == "" {
-		base = filepath.Join(h.env("HOME"), ".cache")
+	if base := h.env("XDG_CACHE_HOME"); base != "" {
+		return filepath.Join(base, "gorun")
 	}
-	return filepath.Join(base, "gorun")
+	if home := h.env("HOME"); home != "" {
+		return filepath.Join(home, ".cache", "gorun")
+	}
+	return ""
 }
 
 func kernel() Kernel {

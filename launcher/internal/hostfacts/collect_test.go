@@ -65,6 +65,20 @@ func TestCollect(t *testing.T) {
 	}
 }
 
+func TestCacheOfNobody(t *testing.T) {
+	for _, tt := range []struct {
+		env  []string
+		want string
+	}{{nil, ""}, {[]string{"HOME=/h"}, "/h/.cache/gorun"}, {[]string{"HOME=/h", "XDG_CACHE_HOME=/x"}, "/x/gorun"}} {
+		if got := at("/", tt.env...).cache(); got != tt.want {
+			t.Errorf("%v: got %q, want %q", tt.env, got, tt.want)
+		}
+	}
+	if f := Collect(Options{}); f.Cache.Err == "" || f.Tmp.Path != "/tmp" {
+		t.Errorf("without an environment: cache %+v, temporary directory %+v", f.Cache, f.Tmp)
+	}
+}
+
 func TestDirThatIsNone(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -55,7 +55,7 @@ func (f *Facts) Faults() []Fault {
 		stop("build or install it, or correct program in [job]", "program %s: %s", p.Name, p.Err)
 	}
 	if !slices.ContainsFunc(f.Interfaces, func(i Interface) bool { return i.Loopback && i.Up }) {
-		stop("ip link set lo up", "the loopback interface is down: ranks find each other through it")
+		warn("ip link set lo up", "the loopback interface is down: PyTorch and NCCL connect the ranks of a host through it")
 	}
 
 	if n := f.Limits.NoFile; n.Soft >= 0 && n.Soft < wantFiles {

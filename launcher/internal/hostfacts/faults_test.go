@@ -39,7 +39,7 @@ func TestFaults(t *testing.T) {
 		{"kernel 5.4", func(f *Facts) { f.Kernel.Release = "5.4.0-generic" }, nil},
 		{"kernel 5.10", func(f *Facts) { f.Kernel.Release = "5.10.0" }, nil},
 		{"memfd", func(f *Facts) { f.Memfd = "operation not permitted" }, []fault{{true, "no anonymous shared memory: memfd_create: operation not permitted"}}},
-		{"loopback", func(f *Facts) { f.Interfaces[0].Up = false }, []fault{{true, "the loopback interface is down: ranks find each other through it"}}},
+		{"loopback", func(f *Facts) { f.Interfaces[0].Up = false }, []fault{{false, "the loopback interface is down: PyTorch and NCCL connect the ranks of a host through it"}}},
 		{"directory", func(f *Facts) { f.Dir = &Dir{Path: "/x"} }, []fault{{true, "working directory /x: not there"}}},
 		{"directory's error", func(f *Facts) { f.Dir = &Dir{Path: "/x", Err: "permission denied"} }, []fault{{true, "working directory /x: permission denied"}}},
 		{"program", func(f *Facts) { f.Program = &Program{Name: "./p", Err: "no such file or directory"} }, []fault{{true, "program ./p: no such file or directory"}}},
