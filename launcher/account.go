@@ -91,14 +91,15 @@ type Account struct {
 // HostAccount says how a host came to the job, and left it. Times are from Account.Start.
 type HostAccount struct {
 	Host     string        `json:"host"`
-	Addr     string        `json:"addr,omitempty"`        // of its bootstrap node
-	Agent    string        `json:"agent,omitempty"`       // the agent's file there
-	Sent     bool          `json:"sent,omitempty"`        // that file was sent for this job
-	Dir      string        `json:"dir,omitempty"`         // where its ranks run, if that is the job's own directory
-	Opened   time.Duration `json:"opened_ns,omitempty"`   // until its agent spoke
-	Prepared time.Duration `json:"prepared_ns,omitempty"` // until it had prepared
-	Met      time.Duration `json:"met_ns,omitempty"`      // until its node had met all others
-	Lost     string        `json:"lost,omitempty"`        // why it was given up
+	Addr     string        `json:"addr,omitempty"`         // of its bootstrap node
+	Agent    string        `json:"agent,omitempty"`        // the agent's file there
+	Sent     bool          `json:"sent,omitempty"`         // that file was sent for this job
+	Dir      string        `json:"dir,omitempty"`          // where its ranks run, if that is the job's own directory
+	Staged   int64         `json:"staged_bytes,omitempty"` // of the program and files, sent for this job
+	Opened   time.Duration `json:"opened_ns,omitempty"`    // until its agent spoke
+	Prepared time.Duration `json:"prepared_ns,omitempty"`  // until it had prepared
+	Met      time.Duration `json:"met_ns,omitempty"`       // until its node had met all others
+	Lost     string        `json:"lost,omitempty"`         // why it was given up
 }
 
 // RankAccount says how a rank ended.

@@ -79,8 +79,16 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	if timeout <= 0 {
 		timeout = defaultConnectTimeout
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	files, err := newStaging(ctx, p, r.o.Stderr)
+	if err != nil {
+		return meeting{}, err
+	}
+	r.later(files.end)
+	// It bounds what hosts need to answer, not what sending them files takes.
+	dial, over := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
+	defer over()
 
 	type result struct {
 		index int
@@ -97,8 +105,9 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 		missing[i] = true
 		go func() {
 			slots <- struct{}{}
-			defer func() { <-slots }()
-			host, err := r.open(ctx, w, builds, i, key)
+			free := sync.OnceFunc(func() { <-slots })
+			defer free()
+			host, err := r.open(ctx, dial, w, builds, files, i, key, free)
 			results <- result{i, host, err}
 		}()
 	}
@@ -106,6 +115,8 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	errOf := map[int]error{}
 	interrupted := false
 	tell := time.After(missingFirst)
+	sending := time.NewTicker(tellFirst)
+	defer sending.Stop()
 	for len(missing) > 0 {
 		select {
 		case res := <-results:
@@ -121,7 +132,7 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 			r.hosts[res.index] = res.host
 			h := res.host
 			a := &r.acct.Hosts[res.index]
-			a.Addr, a.Agent, a.Sent = h.prepared.Addr, h.session.File, h.session.Pushed
+			a.Addr, a.Agent, a.Sent, a.Staged = h.prepared.Addr, h.session.File, h.session.Pushed, h.staged
 			a.Opened, a.Prepared = h.opened.Sub(r.acct.Start), h.ready.Sub(r.acct.Start)
 			if h.prepared.OwnDir {
 				a.Dir = string(h.prepared.Dir)
@@ -132,12 +143,22 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 			}
 			r.verbose("host %s: agent %s%s speaks after %v, is prepared after %v, its node at %s", h.name, a.Agent, sent,
 				a.Opened.Round(time.Millisecond), a.Prepared.Round(time.Millisecond), a.Addr)
+			if a.Staged > 0 {
+				r.verbose("host %s: %d KiB of files were sent", h.name, (a.Staged+1023)>>10)
+			}
 			if strings.TrimSpace(h.session.Noise) != "" {
 				r.verbose("host %s: its shell's start-up files say %q", h.name, h.session.Noise)
 			}
 		case <-tell:
-			r.say("waiting for %s", r.missingText(missing))
+			if waiting := files.others(missing); len(waiting) > 0 {
+				r.say("waiting for %s", r.missingText(waiting))
+			}
 			tell = time.After(missingNext)
+		case <-sending.C:
+			if line := files.progress(); line != "" {
+				r.say("%s", line)
+				sending.Reset(tellNext)
+			}
 		case <-ctx.Done():
 			if !interrupted && context.Cause(ctx) == context.Canceled && len(errOf) == 0 {
 				interrupted, r.interrupt = true, syscall.SIGTERM
@@ -268,22 +289,25 @@ func (r *retries) reason(host string) error {
 	return r.why[host]
 }
 
-// open opens a session on a host and has its agent prepare. ctx bounds it.
-func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index int, key []byte) (*remoteHost, error) {
+// open opens a session on a host and has its agent prepare, for which it sends files. ctx bounds it, and dial all but the files. connected
+// is called when the connection is there.
+func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds, files *staging, index int, key []byte, connected func()) (*remoteHost, error) {
 	p := r.plan
 	ph := &p.Hosts[index]
 	h := &remoteHost{index: index, name: ph.Name, events: r.events, output: r.output, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
+		say:  func(line string) { r.say("%s", line) },
 		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
-	s, err := push.Open(ctx, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})
+	s, err := push.Open(dial, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})
 	if err != nil {
 		return nil, bare(err)
 	}
 	h.session = s
-	stop := context.AfterFunc(ctx, func() { s.Close() })
-	defer stop()
+	connected()
+	limit := newLimit(dial, func() { s.Close() })
+	defer limit.end()
 	fail := func(err error) (*remoteHost, error) {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
+		if why := limit.passed(); why != nil {
+			err = why
 		} else if said := lastLines(s.Stderr(), 3); len(said) > 0 {
 			err = fmt.Errorf("%w; it said: %s", err, strings.Join(said, " / "))
 		}
@@ -327,11 +351,24 @@ func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index
 			}
 		}
 	}
+	var program bool
+	var items []*item
+	untend := h.tend(limit)
+	defer untend()
+	if !files.quick(s.Arch) {
+		limit.move(ctx)
+	}
+	if items, program, err = files.offer(ctx, s.Arch); err != nil {
+		return fail(err)
+	}
+	if prep.Items = wireItems(items); program {
+		prep.Program = len(items)
+	}
 	h.mux.Send(&agentwire.Message{Prepare: prep})
-	m, err := h.mux.Receive()
+	m, err := h.supply(ctx, limit, files, items)
 	switch {
 	case err != nil:
-		return fail(fmt.Errorf("the agent has ended: %w", err))
+		return fail(err)
 	case m.Failed != nil:
 		err := failure(m.Failed)
 		fail(err)
@@ -339,8 +376,9 @@ func (r *runner) open(ctx context.Context, w way.Way, builds *push.Builds, index
 	case m.Prepared == nil:
 		return fail(errors.New("the agent does not say that it is prepared"))
 	}
-	if !stop() {
-		return fail(context.Cause(ctx))
+	untend()
+	if err := limit.end(); err != nil {
+		return fail(err)
 	}
 	h.prepared = m.Prepared
 	h.ready = time.Now()

@@ -49,7 +49,7 @@ type Remote struct {
 	PortFrom          int           `json:"port_from,omitempty"` // ports that gorun's own connections between hosts may use, both inclusive; 0: any
 	PortTo            int           `json:"port_to,omitempty"`
 	NoStage           bool          `json:"no_stage,omitempty"` // the program is on every host
-	Stage             []string      `json:"stage,omitempty"`    // files to send beside the program, absolute
+	Stage             []StageFile   `json:"stage,omitempty"`    // files to send beside the program
 	Forward           []string      `json:"forward,omitempty"`  // NAME=VALUE: what ranks get of gorun's environment beside the host's own
 }
 
@@ -276,7 +276,11 @@ func (j Job) planRemote(p *Plan, f Facts, settings []Setting) error {
 	}
 	if !noStage {
 		for _, file := range j.Stage {
-			p.Remote.Stage = append(p.Remote.Stage, absolute(f.Dir, file))
+			s, err := stageFile(f.Dir, file)
+			if err != nil {
+				return err
+			}
+			p.Remote.Stage = append(p.Remote.Stage, s)
 		}
 	}
 	for _, kv := range without(f.Environ, nil) {
@@ -507,7 +511,11 @@ func (r *Remote) write(b *strings.Builder) {
 	if r.NoStage {
 		fmt.Fprintf(b, "stage      nothing\n")
 	} else {
-		fmt.Fprintf(b, "stage      %s\n", strings.Join(append([]string{"the program, where it is not the same"}, r.Stage...), ", "))
+		what := "the program, where it is not the same"
+		for _, f := range r.Stage {
+			what += ", " + f.Path
+		}
+		fmt.Fprintf(b, "stage      %s\n", what)
 	}
 	for _, kv := range r.Forward {
 		name, value, _ := strings.Cut(kv, "=")

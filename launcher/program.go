@@ -150,19 +150,37 @@ func (p *Program) Build(ctx context.Context, w io.Writer) error {
 	if p.GoDir == "" || p.Path != "" {
 		return nil
 	}
-	fail := func(err error) error {
-		return &StartError{Code: ExitCannotRun, Msg: "build " + p.Name, Err: err}
+	file, err := p.build(ctx, w, "")
+	p.Path = file
+	return err
+}
+
+// buildFor is the file of a Go package's executable for an architecture, as Go names it, after Build.
+func (p *Program) buildFor(ctx context.Context, w io.Writer, arch string) (string, error) {
+	if arch == runtime.GOARCH {
+		return p.Path, nil
+	}
+	return p.build(ctx, w, arch)
+}
+
+// build makes the executable for an architecture, "" for that of the surroundings.
+func (p *Program) build(ctx context.Context, w io.Writer, arch string) (string, error) {
+	fail := func(err error) (string, error) {
+		return "", &StartError{Code: ExitCannotRun, Msg: "build " + p.Name, Err: err}
 	}
 	tool, err := exec.LookPath("go")
 	if err != nil {
-		return &StartError{Code: ExitNotFound, Msg: "build " + p.Name + ": the go command is not in PATH; install Go, or give an executable instead of a package directory"}
+		return "", &StartError{Code: ExitNotFound, Msg: "build " + p.Name + ": the go command is not in PATH; install Go, or give an executable instead of a package directory"}
 	}
-	dir, scratch, err := buildDir(p.GoDir)
-	if err != nil {
-		return fail(err)
-	}
-	if scratch {
-		p.scratch = dir
+	dir := p.scratch
+	if dir == "" {
+		var scratch bool
+		if dir, scratch, err = buildDir(p.GoDir); err != nil {
+			return fail(err)
+		}
+		if scratch {
+			p.scratch = dir
+		}
 	}
 	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -171,6 +189,12 @@ func (p *Program) Build(ctx context.Context, w io.Writer) error {
 	defer lock.Close() // and gives the lock back
 	if err := flock(lock); err != nil {
 		return fail(err)
+	}
+	if arch != "" {
+		dir = filepath.Join(dir, arch)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return fail(err)
+		}
 	}
 	out := filepath.Join(dir, filepath.Base(p.GoDir))
 	cmd := exec.CommandContext(ctx, tool, "build", "-o", out, ".")
@@ -185,20 +209,22 @@ func (p *Program) Build(ctx context.Context, w io.Writer) error {
 	if _, set := os.LookupEnv("CGO_ENABLED"); !set {
 		cmd.Env = append(cmd.Env, "CGO_ENABLED=0")
 	}
+	if arch != "" {
+		cmd.Env = append(cmd.Env, "GOOS=linux", "GOARCH="+arch)
+	}
 	cmd.Stdout, cmd.Stderr = w, w
 	if err := cmd.Run(); err != nil {
 		if _, ok := errors.AsType[*exec.ExitError](err); ok {
-			return &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": go build failed, see above"}
+			return "", &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": go build failed, see above"}
 		}
 		return fail(err)
 	}
 	if ok, err := isELF(out); err != nil {
 		return fail(err)
 	} else if !ok {
-		return &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": not a main package"}
+		return "", &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": not a main package"}
 	}
-	p.Path = out
-	return nil
+	return out, nil
 }
 
 func flock(f *os.File) error {

@@ -56,11 +56,13 @@ type remoteHost struct {
 	session   *push.Started
 	mux       *agentwire.Mux
 	prepared  *agentwire.Prepared
+	staged    int64     // bytes of files that were sent to it
 	opened    time.Time // its agent spoke
 	ready     time.Time // it had prepared
 	doubt     func(host int)
 	unreached func(by, host int)
-	log       func(line string)
+	log       func(line string) // for --verbose
+	say       func(line string)
 	stdin     *remoteStdin // nil: none of its ranks has any
 
 	met       meeting
@@ -179,6 +181,13 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 	case m.Reaped != nil:
 		h.know(m.Reaped.State)
 		h.killed = m.Reaped.Killed
+		if n := m.Reaped.NMade; n > 0 {
+			names := m.Reaped.Made.Unpack()
+			if n > len(names) {
+				names = append(names, "...")
+			}
+			h.say(fmt.Sprintf("host %s: removed with the job's own directory there: %s of the ranks (%s); --wdir DIR keeps them", h.name, count(n, "file"), strings.Join(names, ", ")))
+		}
 		h.left = map[int]bool{}
 		for _, j := range m.Reaped.Joined {
 			h.left[j.Rank] = j.Left
@@ -330,7 +339,7 @@ func (h *remoteHost) carry() {
 		if head.Kind == agentwire.Stderr {
 			add = h.output.addErr
 		}
-		if seen[head] || head.Kind == agentwire.Stdin || !slices.Contains(h.ranks, head.Rank) {
+		if seen[head] || head.Kind != agentwire.Stdout && head.Kind != agentwire.Stderr || !slices.Contains(h.ranks, head.Rank) {
 			conn.Close()
 			h.lost(fmt.Errorf("its agent opens a stream of rank %d that there cannot be", head.Rank))
 			return

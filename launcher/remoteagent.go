@@ -106,6 +106,7 @@ type agentServer struct {
 	prog   Program
 	dir    string
 	ownDir bool
+	files  jobFiles
 	host   *localHost
 	pumps  *pumps
 	events chan agentEvent
@@ -156,7 +157,8 @@ func (s *agentServer) serve() error {
 				return errors.New("the session ended before it said what to run")
 			case m.Bye != nil:
 				return nil
-			case m.Ping != nil:
+			case m.Ping != nil: // a program is being built, or files are being read
+				timeout.Reset(prepareWait)
 			case m.Prepare == nil:
 				return errors.New("the session does not begin with what to run")
 			default:
@@ -206,18 +208,10 @@ func (s *agentServer) prepare() error {
 	j := s.job
 	s.stdin = [2]int{-1, -1}
 	s.doubts, s.lost = map[int]doubtful{}, map[int]bool{}
-	s.dir = string(j.Dir)
-	if err := checkDir(s.dir); err != nil {
-		if j.DirGiven {
-			return err
-		}
-		own, err := os.MkdirTemp("", "gorun-"+j.Job+"-")
-		if err != nil {
-			return fmt.Errorf("make a directory for the job, as there is no %s: %w", s.dir, err)
-		}
-		s.dir, s.ownDir = own, true
+	err := s.stage()
+	if err != nil {
+		return err
 	}
-	var err error
 	if s.prog, err = s.findProgram(); err != nil {
 		return err
 	}
@@ -251,6 +245,7 @@ func (s *agentServer) prepare() error {
 		}
 		cfg.ranks = append(cfg.ranks, ar)
 	}
+	cfg.keeper, s.files.keeper = s.files.keeper, nil
 	s.events = make(chan agentEvent, eventRoom(len(j.Ranks), 1))
 	s.pumps = newPumps(s.mux)
 	cfg.events, cfg.output = s.events, s.pumps
@@ -430,6 +425,12 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 		if s.job.Node == 0 {
 			r.State = s.state()
 		}
+		if s.ownDir {
+			var made []string
+			made, r.NMade = s.files.made()
+			r.Made = agentwire.Pack(made)
+		}
+		s.unstage()
 		s.mux.Send(&agentwire.Message{Reaped: r})
 		s.threads.Go(func() {
 			s.pumps.finish()
@@ -580,6 +581,10 @@ func (s *agentServer) endOrphans(words time.Duration) {
 
 // giveBack leaves the host as it was.
 func (s *agentServer) giveBack() {
+	s.unstage()
+	if s.files.keeper != nil {
+		s.files.keeper.Stop()
+	}
 	s.mux.Flush(farewell)
 	if s.orphaned {
 		s.mux.Close() // what ranks wrote has no reader
@@ -608,9 +613,6 @@ func (s *agentServer) giveBack() {
 	}
 	s.mux.Close() // gorun sees the end when all of it has ended
 	s.threads.Wait()
-	if s.ownDir {
-		os.RemoveAll(s.dir)
-	}
 }
 
 // feed carries the stdin of a rank from its stream.

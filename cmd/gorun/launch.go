@@ -116,8 +116,8 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 		return nil, err
 	}
 	for _, file := range plan.Remote.Stage {
-		if _, err := os.Stat(file); err != nil {
-			return nil, usagef("--stage %s: %v", file, errors.Unwrap(err))
+		if _, err := os.Stat(file.Path); err != nil {
+			return nil, usagef("--stage %s: %v", file.Name, errors.Unwrap(err))
 		}
 	}
 	return plan, nil

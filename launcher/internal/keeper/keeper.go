@@ -117,6 +117,13 @@ func (k *Keeper) Sessions(pids []int) error {
 	return k.send(string(b))
 }
 
+// Remove tells the keeper of a file, or of a directory with all in it, that it is to remove if this process dies. The path is absolute and
+// holds no newline.
+func (k *Keeper) Remove(path string) error { return k.send("remove " + path + "\n") }
+
+// RemoveDir is Remove for a directory that is to go only if it is empty. The paths go in the reverse order of the calls.
+func (k *Keeper) RemoveDir(path string) error { return k.send("rmdir " + path + "\n") }
+
 func (k *Keeper) send(s string) error {
 	for b := []byte(s); len(b) > 0; {
 		n, err := syscall.Write(k.life, b)
@@ -171,6 +178,13 @@ func serve() {
 	if o.job != "" {
 		Sweep(o.job, o.sessions, killBound)
 	}
+	for i := len(o.paths) - 1; i >= 0; i-- {
+		if o.paths[i].onlyEmpty {
+			syscall.Rmdir(o.paths[i].name)
+		} else {
+			removeAll(o.paths[i].name)
+		}
+	}
 }
 
 // ignore makes the process ignore a signal. The runtime's handler is replaced behind its back, as os/signal is not here.
@@ -193,11 +207,18 @@ func cut(s []byte, at byte) (before, after []byte, found bool) {
 	return s, nil, false
 }
 
-// orders is what the keeper has been told, a line each: "job ID", "session PID", "done".
+// orders is what the keeper has been told, a line each: "job ID", "session PID", "remove PATH", "rmdir PATH", "done".
 type orders struct {
 	job      string
 	sessions map[int]bool
+	paths    []path
 	part     []byte // of a line
+}
+
+// path is what is to be removed.
+type path struct {
+	name      string
+	onlyEmpty bool
 }
 
 // feed takes the next bytes from the pipe and reports whether the job is over.
@@ -219,6 +240,10 @@ func (o *orders) feed(data []byte) (done bool) {
 					o.sessions = map[int]bool{}
 				}
 				o.sessions[pid] = true
+			}
+		case "remove", "rmdir":
+			if len(arg) > 1 && arg[0] == '/' {
+				o.paths = append(o.paths, path{string(arg), string(verb) == "rmdir"})
 			}
 		case "done":
 			return true

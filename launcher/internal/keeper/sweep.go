@@ -61,25 +61,8 @@ func Processes() []Process {
 	if err != nil || string(self[:n]) != strconv.Itoa(syscall.Getpid()) {
 		return nil
 	}
-	dir, err := open("/proc", syscall.O_DIRECTORY)
-	if err != nil {
-		return nil
-	}
-	defer syscall.Close(dir)
-	var names []string
-	buf := make([]byte, 8192)
-	for {
-		n, err := syscall.ReadDirent(dir, buf)
-		if err == syscall.EINTR {
-			continue
-		}
-		if err != nil || n <= 0 {
-			break
-		}
-		_, _, names = syscall.ParseDirent(buf[:n], -1, names)
-	}
 	var all []Process
-	for _, name := range names {
+	for _, name := range entries("/proc") {
 		if name[0] < '0' || name[0] > '9' {
 			continue
 		}

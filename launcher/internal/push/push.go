@@ -31,6 +31,7 @@ type Started struct {
 	r *bufio.Reader
 
 	File   string // the agent's, on the host
+	Arch   string // the host's, as Go names it
 	Pushed bool   // it was sent now
 	Noise  string // what the login shell's start-up files wrote before, at most maxNoise bytes
 }
@@ -161,7 +162,7 @@ func (d *dialogue) run(ctx context.Context) (*Started, error) {
 		case "none":
 			return nil, d.error("no directory on it takes the program and lets it run: "+rest, nil)
 		case "start":
-			return &Started{Session: d.s, r: d.r, File: rest, Pushed: pushed, Noise: d.noise.String()}, nil
+			return &Started{Session: d.s, r: d.r, File: rest, Arch: b.arch, Pushed: pushed, Noise: d.noise.String()}, nil
 		default:
 			return nil, d.error(fmt.Sprintf("its shell said %q", line), nil)
 		}

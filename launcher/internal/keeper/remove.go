@@ -1,0 +1,40 @@
+package keeper
+
+import "syscall"
+
+// removeAll removes a file, or a directory with all in it; what cannot be removed stays. Symbolic links are not followed.
+func removeAll(path string) {
+	var st syscall.Stat_t
+	if syscall.Lstat(path, &st) != nil {
+		return
+	}
+	if st.Mode&syscall.S_IFMT != syscall.S_IFDIR {
+		syscall.Unlink(path)
+		return
+	}
+	syscall.Chmod(path, 0o700) // a rank may have closed a directory to itself
+	for _, name := range entries(path) {
+		removeAll(path + "/" + name)
+	}
+	syscall.Rmdir(path)
+}
+
+// entries are the names in a directory.
+func entries(path string) []string {
+	dir, err := open(path, syscall.O_DIRECTORY)
+	if err != nil {
+		return nil
+	}
+	defer syscall.Close(dir)
+	var names []string
+	for buf := make([]byte, 8192); ; {
+		n, err := syscall.ReadDirent(dir, buf)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return names
+		}
+		_, _, names = syscall.ParseDirent(buf[:n], -1, names)
+	}
+}

@@ -1,0 +1,409 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+)
+
+const (
+	// maxStaged bounds the files of a job.
+	maxStaged = 16384
+	// maxSending bounds the hosts to which files are sent at once: each takes a piece of memory.
+	maxSending = 64
+	// sendPiece is that piece.
+	sendPiece = 64 << 10
+	// tellFirst and tellNext are when a person is told how far the sending is.
+	tellFirst = time.Second
+	tellNext  = 3 * time.Second
+	// programDir holds the program in the job's own directory on a host, if its name says no place there.
+	programDir = ".program"
+)
+
+// StageFile is a file or directory that is sent to the hosts.
+type StageFile struct {
+	Name string `json:"name"` // as the user wrote it
+	Path string `json:"path"` // absolute, on this host
+}
+
+// stageFile finds a file to send, as seen from a directory.
+func stageFile(dir, name string) (StageFile, error) {
+	f := StageFile{Name: name, Path: filepath.Clean(absolute(dir, name))}
+	if !filepath.IsAbs(name) && !filepath.IsLocal(name) {
+		return f, usagef("--stage %s: it lies outside of the current directory, so it has no place in the ranks' directory elsewhere: give its absolute path", name)
+	}
+	return f, nil
+}
+
+// item is one file to send.
+type item struct {
+	name string // for messages
+	file string // on this host
+	at   string // agentwire.Item
+	to   string
+
+	once sync.Once
+	done chan struct{} // closed when the rest is known
+	size int64
+	mode fs.FileMode
+	sum  []byte
+	err  error
+}
+
+func newItem(name, file, at, to string) *item {
+	return &item{name: name, file: file, at: at, to: to, done: make(chan struct{})}
+}
+
+// read reads the file once, for its hash.
+func (it *item) read(ctx context.Context) {
+	it.once.Do(func() {
+		defer close(it.done)
+		it.size, it.mode, it.sum, it.err = fileSum(ctx, it.file, -1)
+		if it.err != nil {
+			it.err = &sendError{it.name, errors.New(reason(it.err))}
+		}
+	})
+}
+
+// ready reports whether the hash is known.
+func (it *item) ready() bool {
+	select {
+	case <-it.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// errOtherSize is a file whose size tells already that it is another one.
+var errOtherSize = errors.New("another size")
+
+// fileSum is a regular file's size, permissions and SHA-256. A size of 0 or more is the expected one.
+func fileSum(ctx context.Context, file string, size int64) (int64, fs.FileMode, []byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a named pipe would block
+	if err != nil {
+		return 0, 0, nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return 0, 0, nil, err
+	case !info.Mode().IsRegular():
+		return 0, 0, nil, &fs.PathError{Op: "read", Path: file, Err: errors.New("not a regular file")}
+	case size >= 0 && info.Size() != size:
+		return 0, 0, nil, errOtherSize
+	}
+	h := sha256.New()
+	n, err := io.CopyBuffer(h, &ctxReader{ctx, f}, make([]byte, 256<<10))
+	return n, info.Mode().Perm(), h.Sum(nil), err
+}
+
+// ctxReader ends with its context.
+type ctxReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (r *ctxReader) Read(p []byte) (int, error) {
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
+	}
+	return r.r.Read(p)
+}
+
+// staging sends to the hosts what they lack of the job's files.
+type staging struct {
+	plan  *Plan
+	out   io.Writer // for the go command
+	files []*item
+
+	turns   chan struct{}
+	threads sync.WaitGroup
+	sent    atomic.Int64 // bytes
+	total   atomic.Int64 // that are to be sent, as far as hosts have asked
+
+	building sync.Mutex       // guards program, and builds it
+	program  map[string]*item // by architecture; "": of all
+
+	mu    sync.Mutex   // guards the rest
+	busy  map[int]bool // hosts that files are sent to
+	begun time.Time    // the first was to be sent
+}
+
+// newStaging finds the files to send. Reading them begins at once; end waits for its end.
+func newStaging(ctx context.Context, p *Plan, out io.Writer) (*staging, error) {
+	s := &staging{plan: p, out: out, turns: make(chan struct{}, maxSending), program: map[string]*item{}, busy: map[int]bool{}}
+	if p.Remote.NoStage {
+		return s, nil
+	}
+	for _, f := range p.Remote.Stage {
+		if err := s.add(f); err != nil {
+			return nil, err
+		}
+	}
+	if it := s.ofProgram(p.Program.Path); it != nil && p.Program.GoDir == "" {
+		s.program[""] = it
+	}
+	s.threads.Go(func() {
+		if it := s.program[""]; it != nil {
+			it.read(ctx)
+		}
+		for _, it := range s.files {
+			it.read(ctx)
+		}
+	})
+	return s, nil
+}
+
+func (s *staging) end() { s.threads.Wait() }
+
+// ofProgram is the program's file as an item, nil if it is looked for on each host.
+func (s *staging) ofProgram(file string) *item {
+	p := &s.plan.Program
+	if p.GoDir == "" && (!strings.Contains(p.Name, "/") || file == "") {
+		return nil
+	}
+	to := filepath.Join(programDir, filepath.Base(file))
+	if p.GoDir == "" && !s.plan.DirGiven && filepath.IsLocal(p.Name) {
+		to = filepath.Clean(p.Name) // it may start itself by its name
+	}
+	return newItem(p.Name, file, file, to)
+}
+
+// add adds a file, or all files of a directory.
+func (s *staging) add(f StageFile) error {
+	at, to := f.Path, ""
+	if !filepath.IsAbs(f.Name) {
+		at = filepath.Join(s.plan.Dir, f.Name)
+		if !s.plan.DirGiven {
+			to = filepath.Clean(f.Name)
+		}
+	}
+	one := func(rel, file string) error {
+		if len(s.files) == maxStaged {
+			return usagef("--stage %s: more than %d files; pack them into one", f.Name, maxStaged)
+		}
+		it := newItem(filepath.Join(f.Name, rel), file, filepath.Join(at, rel), "")
+		if to != "" {
+			it.to = filepath.Join(to, rel)
+		}
+		s.files = append(s.files, it)
+		return nil
+	}
+	info, err := os.Stat(f.Path)
+	if err != nil {
+		return usagef("--stage %s: %v", f.Name, reason(err))
+	}
+	if !info.IsDir() {
+		return one("", f.Path)
+	}
+	real, err := filepath.EvalSymlinks(f.Path)
+	if err != nil {
+		return usagef("--stage %s: %v", f.Name, reason(err))
+	}
+	return filepath.WalkDir(real, func(path string, e fs.DirEntry, err error) error {
+		if err != nil {
+			return usagef("--stage %s: %v", f.Name, err)
+		}
+		if e.IsDir() {
+			return nil
+		}
+		rel, _ := filepath.Rel(real, path)
+		if e.Type()&fs.ModeSymlink != 0 {
+			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
+				return usagef("--stage %s: %s is a symbolic link, and not to a file", f.Name, path)
+			}
+		}
+		return one(rel, path)
+	})
+}
+
+// programFor is the program for a host's architecture, nil if nothing is sent.
+func (s *staging) programFor(ctx context.Context, arch string) (*item, error) {
+	p := &s.plan.Program
+	if p.GoDir == "" || s.plan.Remote.NoStage {
+		return s.program[""], nil
+	}
+	s.building.Lock() // one at a time
+	defer s.building.Unlock()
+	if it := s.program[arch]; it != nil {
+		return it, nil
+	}
+	file, err := p.buildFor(ctx, s.out, arch)
+	if err != nil {
+		return nil, err
+	}
+	it := s.ofProgram(file)
+	s.program[arch] = it
+	s.threads.Go(func() { it.read(ctx) })
+	return it, nil
+}
+
+// offer is what a host of an architecture must have, by index of agentwire.Prepare.Items, of which the last is the program if there is
+// one. It may wait for a build, and for files to be read.
+func (s *staging) offer(ctx context.Context, arch string) (items []*item, program bool, err error) {
+	items = s.files
+	it, err := s.programFor(ctx, arch)
+	if err != nil {
+		return nil, false, err
+	}
+	if it != nil {
+		items, program = append(items[:len(items):len(items)], it), true
+	}
+	for _, it := range items {
+		select {
+		case <-it.done:
+		case <-ctx.Done():
+			return nil, false, context.Cause(ctx)
+		}
+		if it.err != nil {
+			return nil, false, it.err
+		}
+	}
+	return items, program, nil
+}
+
+// quick reports whether offer will not wait.
+func (s *staging) quick(arch string) bool {
+	if s.plan.Program.GoDir != "" && !s.plan.Remote.NoStage {
+		if !s.building.TryLock() {
+			return false
+		}
+		it := s.program[arch]
+		s.building.Unlock()
+		if it == nil || !it.ready() {
+			return false
+		}
+	}
+	if it := s.program[""]; it != nil && !it.ready() {
+		return false
+	}
+	return len(s.files) == 0 || s.files[len(s.files)-1].ready()
+}
+
+// wireItems is what an agent is told.
+func wireItems(items []*item) []agentwire.Item {
+	var w []agentwire.Item
+	for _, it := range items {
+		w = append(w, agentwire.Item{At: []byte(it.at), To: []byte(it.to), Size: it.size, Sum: it.sum, Mode: uint32(it.mode)})
+	}
+	return w
+}
+
+// send sends what a host wants.
+func (s *staging) send(ctx context.Context, mux *agentwire.Mux, items []*item, want []int) (int64, error) {
+	var sum int64
+	for _, i := range want {
+		if i < 0 || i >= len(items) {
+			return 0, fmt.Errorf("the agent wants file %d of %d", i, len(items))
+		}
+		sum += items[i].size
+	}
+	s.total.Add(sum)
+	select {
+	case s.turns <- struct{}{}:
+		defer func() { <-s.turns }()
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	buf := make([]byte, sendPiece)
+	for _, i := range want {
+		if err := s.sendOne(mux, items[i], i, buf); err != nil {
+			return 0, err
+		}
+	}
+	return sum, nil
+}
+
+// sendError is an error of a file on this host.
+type sendError struct {
+	name string
+	err  error
+}
+
+func (e *sendError) Error() string { return "send " + e.name + ": " + e.err.Error() }
+func (e *sendError) Unwrap() error { return e.err }
+
+// errChanged is a file that is not what it was when its hash was made.
+var errChanged = errors.New("the file was changed meanwhile")
+
+func (s *staging) sendOne(mux *agentwire.Mux, it *item, index int, buf []byte) error {
+	f, err := os.Open(it.file)
+	if err != nil {
+		return &sendError{it.name, err}
+	}
+	defer f.Close()
+	conn, err := mux.Open(agentwire.Header{Kind: agentwire.File, Rank: index})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	h := sha256.New()
+	for left := it.size; left > 0; {
+		n, err := f.Read(buf[:min(int64(len(buf)), left)])
+		if err == io.EOF {
+			return &sendError{it.name, errChanged}
+		} else if err != nil {
+			return &sendError{it.name, err}
+		}
+		h.Write(buf[:n])
+		if _, err := conn.Write(buf[:n]); err != nil {
+			return err
+		}
+		left -= int64(n)
+		s.sent.Add(int64(n))
+	}
+	if string(h.Sum(nil)) != string(it.sum) {
+		return &sendError{it.name, errChanged}
+	}
+	return nil
+}
+
+// mark takes note that files are sent to a host, or no longer.
+func (s *staging) mark(host int, on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if on {
+		s.begun = cmp.Or(s.begun, time.Now())
+		s.busy[host] = true
+	} else {
+		delete(s.busy, host)
+	}
+}
+
+// others are those of some hosts to which no files are sent.
+func (s *staging) others(hosts map[int]bool) map[int]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[int]bool{}
+	for i := range hosts {
+		if !s.busy[i] {
+			all[i] = true
+		}
+	}
+	return all
+}
+
+// progress says how far the sending is, "" if there is nothing to say.
+func (s *staging) progress() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.busy) == 0 || time.Since(s.begun) < tellFirst {
+		return ""
+	}
+	return fmt.Sprintf("sending files to %s: %d of %d MiB", count(len(s.busy), "host"), s.sent.Load()>>20, s.total.Load()>>20)
+}

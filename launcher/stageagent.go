@@ -1,0 +1,320 @@
+package launcher
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+)
+
+// stage sees to the ranks' directory and to the files that they need, as far as the host lacks them. Meanwhile gorun hears of this agent,
+// and its end ends the work.
+func (s *agentServer) stage() error {
+	s.dir = string(s.job.Dir)
+	if err := checkDir(s.dir); err != nil {
+		if s.job.DirGiven {
+			return err
+		}
+		s.ownDir = true
+	}
+	if len(s.job.Items) == 0 && !s.ownDir {
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	done := make(chan error, 1)
+	go func() { done <- s.provide(ctx) }()
+	s.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}}) // this may take its time
+	tick := time.NewTicker(beat)
+	defer tick.Stop()
+	stop := func(why error) {
+		cancel(why)
+		s.mux.Close() // ends waits for what gorun sends
+	}
+	messages := s.messages
+	last := time.Now()
+	heard := last
+	for {
+		select {
+		case err := <-done:
+			return err
+		case m, ok := <-messages:
+			if !ok || m.Bye != nil {
+				messages = nil
+				stop(errors.New("the session has ended"))
+			}
+		case sig := <-s.signals:
+			if sig == syscall.SIGTERM {
+				s.mux.Send(&agentwire.Message{Failed: &agentwire.Failed{Text: "the agent was terminated (SIGTERM)"}})
+				s.mux.Flush(farewell)
+				stop(errors.New("terminated"))
+			}
+		case <-tick.C:
+			now := time.Now()
+			if now.Sub(last) > paused {
+				heard = now
+			}
+			last = now
+			if at := s.mux.Heard(); at.After(heard) {
+				heard = at
+			}
+			if now.Sub(heard) > silentAgent {
+				stop(fmt.Errorf("gorun has been silent for %v", now.Sub(heard).Round(time.Second)))
+			}
+			if s.mux.Idle() {
+				s.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
+			}
+		}
+	}
+}
+
+// provide does what stage says.
+func (s *agentServer) provide(ctx context.Context) error {
+	items := s.job.Items
+	program := s.job.Program - 1
+	there := make([]bool, len(items))
+	for i, it := range items {
+		at := string(it.At)
+		err := s.same(ctx, it, i == program)
+		there[i] = err == nil
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case there[i]:
+		case i == program:
+			if err == errOther {
+				s.log("there is another %s; the one from gorun's host is used", at)
+			}
+		case len(it.To) > 0:
+			s.ownDir = true
+			if err == errOther {
+				s.log("there is another %s; the ranks run in the job's own directory, with the one from gorun's host", at)
+			}
+		case err == errOther:
+			return fmt.Errorf("--stage %s: there is another file of that name, and it is not replaced", at)
+		case !errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("--stage: %w", err)
+		}
+	}
+	// What is needed below the job's own directory, and what is to be sent: each content once.
+	var want []int
+	var need int64
+	first := map[string]int{}
+	inDir := s.ownDir
+	for i, it := range items {
+		if there[i] {
+			continue
+		}
+		if len(it.To) > 0 {
+			inDir = true
+			need += it.Size
+		}
+		if _, ok := first[string(it.Sum)]; !ok {
+			first[string(it.Sum)] = i
+			want = append(want, i)
+		}
+	}
+	if !inDir && len(want) == 0 {
+		return nil
+	}
+	var err error
+	if s.files.keeper, err = keeper.Start(s.job.Job); err != nil {
+		return err
+	}
+	s.files.job = s.job.Job
+	if inDir {
+		if err := s.files.makeDir(need, program >= 0 && !there[program]); err != nil {
+			return err
+		}
+		if s.ownDir {
+			s.dir = s.files.dir
+		}
+	}
+	if len(want) > 0 {
+		s.mux.Send(&agentwire.Message{Want: &agentwire.Want{Items: want}})
+	}
+	places := make([]string, len(items))
+	for _, i := range want {
+		if places[i], err = s.receive(ctx, i); err != nil {
+			return err
+		}
+	}
+	for i, it := range items {
+		switch {
+		case places[i] != "":
+		case !there[i]:
+			from := places[first[string(it.Sum)]]
+			places[i], err = s.put(it, func(w io.Writer) error { return copyFile(ctx, w, from) })
+		case s.ownDir && len(it.To) > 0:
+			var link string
+			if link, err = s.files.path(string(it.To)); err == nil {
+				err = os.Symlink(string(it.At), link)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if program >= 0 && !there[program] {
+		s.job.Path = []byte(places[program])
+	}
+	return nil
+}
+
+// log sends a line for --verbose.
+func (s *agentServer) log(format string, args ...any) {
+	s.mux.Send(&agentwire.Message{Log: &agentwire.Text{Text: fmt.Sprintf(format, args...)}})
+}
+
+// errOther is a file that is not the one that is needed.
+var errOther = errors.New("another file")
+
+// same is nil if the very file is where it may be.
+func (s *agentServer) same(ctx context.Context, it agentwire.Item, program bool) error {
+	at := string(it.At)
+	if _, err := os.Lstat(at); err != nil {
+		return err
+	}
+	_, _, sum, err := fileSum(ctx, at, it.Size)
+	if err != nil || string(sum) != string(it.Sum) {
+		return errOther
+	}
+	if program && (executable(at) != nil || fits(filepath.Dir(at), 0, true) != nil) {
+		return errOther
+	}
+	return nil
+}
+
+// receive puts the next file that gorun sends in its place.
+func (s *agentServer) receive(ctx context.Context, i int) (string, error) {
+	head, conn, err := s.mux.Accept()
+	if err != nil {
+		return "", cause(ctx, err)
+	}
+	defer conn.Close()
+	if head.Kind != agentwire.File || head.Rank != i {
+		return "", errors.New("gorun sends what was not asked for")
+	}
+	it := s.job.Items[i]
+	return s.put(it, func(w io.Writer) error {
+		sum := sha256.New()
+		n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(w, sum)}, struct{ io.Reader }{&ctxReader{ctx, io.LimitReader(conn, it.Size)}}, make([]byte, sendPiece))
+		if err != nil {
+			return cause(ctx, err)
+		}
+		if n != it.Size || string(sum.Sum(nil)) != string(it.Sum) {
+			return fmt.Errorf("what came of %s is not what was read before: the file was changed meanwhile", it.At)
+		}
+		return nil
+	})
+}
+
+// cause is the reason of ctx's end, or err.
+func cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func copyFile(ctx context.Context, w io.Writer, from string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	_, err = io.CopyBuffer(struct{ io.Writer }{w}, &ctxReader{ctx, r}, make([]byte, sendPiece))
+	return err
+}
+
+// put makes a file in the place of an item, and returns the place.
+func (s *agentServer) put(it agentwire.Item, write func(io.Writer) error) (string, error) {
+	mode := fs.FileMode(it.Mode)&0o777 | 0o600
+	if len(it.To) > 0 {
+		if !filepath.IsLocal(string(it.To)) {
+			return "", fmt.Errorf("gorun sends %q, which is no place in the job's directory", it.To)
+		}
+		file, err := s.files.path(string(it.To))
+		if err != nil {
+			return "", err
+		}
+		return file, writeFile(file, mode, write)
+	}
+	at := string(it.At)
+	if !filepath.IsAbs(at) || strings.Contains(at, "\n") {
+		return "", fmt.Errorf("--stage %q: not an absolute path without line ends", at)
+	}
+	if err := s.makeDirs(filepath.Dir(at)); err != nil {
+		return "", fmt.Errorf("--stage %s: %w", at, err)
+	}
+	// Complete, or not at all; and nothing is replaced that came meanwhile.
+	tmp := filepath.Join(filepath.Dir(at), "."+s.tag()+"-"+filepath.Base(at))
+	if err := s.files.elsewhere(tmp, false); err != nil {
+		return "", err
+	}
+	if err := writeFile(tmp, mode, write); err != nil {
+		return "", err
+	}
+	switch err := os.Link(tmp, at); {
+	case err == nil:
+		if err := s.files.elsewhere(at, false); err != nil {
+			return "", err
+		}
+	case !errors.Is(err, fs.ErrExist):
+		return "", fmt.Errorf("--stage %s: %w", at, err)
+	case s.same(context.Background(), it, false) != nil: // another host with this file system may have put the same
+		return "", fmt.Errorf("--stage %s: there is another file of that name, and it is not replaced", at)
+	}
+	return at, os.Remove(tmp)
+}
+
+// tag tells the files of this agent from those of all others.
+func (s *agentServer) tag() string {
+	return fmt.Sprintf("%s%s-%d-%d", jobDirPrefix, s.job.Job, s.job.Node, os.Getpid())
+}
+
+// makeDirs makes the directories of a path that are missing, to be removed at the end.
+func (s *agentServer) makeDirs(dir string) error {
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := s.makeDirs(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		if errors.Is(err, fs.ErrExist) {
+			return nil
+		}
+		return err
+	}
+	return s.files.elsewhere(dir, true)
+}
+
+// writeFile makes a file; what is there is an error.
+func writeFile(file string, mode fs.FileMode, write func(io.Writer) error) error {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY|unix.O_NOFOLLOW, mode)
+	if err != nil {
+		return err
+	}
+	err = write(f)
+	return errors.Join(err, f.Close())
+}
+
+// unstage removes the job's files, behind the last of its processes.
+func (s *agentServer) unstage() {
+	if err := s.files.remove(); err != nil {
+		s.log("remove the job's files: %v", err)
+	}
+}
