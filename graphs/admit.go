@@ -167,6 +167,9 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 	}
 	// Registered before the others are met: who has met can rely on everyone's memory being there to be mapped.
 	for i, call := range calls {
+		if m.c.Staged() != "" {
+			break
+		}
 		if err := a.register(call, mine[i]); err != nil {
 			return choice{}, a.error(err)
 		}
@@ -181,7 +184,7 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 	if err != nil {
 		return choice{}, cp.meetFailed(m, err, what)
 	}
-	choices, d, err := agree(msgs, calls)
+	choices, d, err := agree(msgs, calls, m.c.Staged())
 	if err != nil {
 		return choice{}, cp.meetFailed(m, err, what)
 	}
@@ -269,7 +272,7 @@ func neverOf(msgs []*message) string {
 }
 
 // agree compares what all members brought and chooses the mode of each call. All members come to the same.
-func agree(msgs []*message, calls []nccl.Call) ([]choice, *difference, error) {
+func agree(msgs []*message, calls []nccl.Call, staged string) ([]choice, *difference, error) {
 	n := len(calls)
 	if d := compareCalls(msgs); d != nil {
 		return nil, d, nil
@@ -291,7 +294,7 @@ func agree(msgs []*message, calls []nccl.Call) ([]choice, *difference, error) {
 		for r := range layouts {
 			bufs[r] = layouts[r][i]
 		}
-		c, d := chooseMode(calls[i], bufs, msgs[0].require)
+		c, d := chooseMode(calls[i], bufs, msgs[0].require, staged)
 		if d != nil {
 			if n > 1 {
 				d.text = fmt.Sprintf("collective %d of the group: %s", i+1, d.text)
@@ -354,8 +357,10 @@ func (a *admission) transfers(calls []nccl.Call) (choice, error) {
 		if err != nil {
 			return choice{}, a.error(err)
 		}
-		if err := a.register(call, bufs[0]); err != nil {
-			return choice{}, a.error(err)
+		if a.staged(int(call.Root)) == "" {
+			if err := a.register(call, bufs[0]); err != nil {
+				return choice{}, a.error(err)
+			}
 		}
 		o := open{call: call, t: transfer{typ: call.Type, count: call.Count, place: a.place, layout: layout}}
 		if len(bufs[0]) > 0 {
@@ -450,9 +455,9 @@ func (a *admission) transfer(o open, me, peer int, other transfer, keep map[*cud
 		}
 		var d *difference
 		if o.call.Op == nccl.OpSend {
-			c, d = choosePair(me, o.info, peer, bufs[0][0], a.cp.opts.require)
+			c, d = choosePair(me, o.info, peer, bufs[0][0], a.cp.opts.require, a.staged(peer))
 		} else {
-			c, d = choosePair(peer, bufs[0][0], me, o.info, a.cp.opts.require)
+			c, d = choosePair(peer, bufs[0][0], me, o.info, a.cp.opts.require, a.staged(peer))
 		}
 		if d == nil && peer != me && o.info.Kind != bufs[0][0].Kind && a.m.c.RegistersByKind() {
 			d = loneKind(o, me, peer)
@@ -469,6 +474,15 @@ func (a *admission) transfer(o open, me, peer int, other transfer, keep map[*cud
 	}
 	a.cp.st.addCall(a.m.c, o.call, a.place, c)
 	return c, nil
+}
+
+// staged is why a message from or to a peer cannot reach memory directly, "" where it can.
+func (a *admission) staged(peer int) string {
+	c := a.m.c
+	if why := c.Staged(); why != "" && c.Job().NodeOf(c.JobRank(peer)) != c.Job().Node() {
+		return why
+	}
+	return ""
 }
 
 // loneKind is the error of both ends of a message of which only one is in memory that can be registered. The text is the same on both.

@@ -150,12 +150,12 @@ type choice struct {
 }
 
 // chooseMode decides how one collective, of which all ranks have the same but for its buffers, reaches them: bufs[rank]; a rank may have none, as a
-// receiver of a broadcast has nothing to send.
-func chooseMode(call nccl.Call, bufs [][]nccl.LayoutInfo, require nccl.Mode) (choice, *difference) {
+// receiver of a broadcast has nothing to send. staged is why no memory can be reached directly, "" if it can.
+func chooseMode(call nccl.Call, bufs [][]nccl.LayoutInfo, require nccl.Mode, staged string) (choice, *difference) {
 	if call.Count == 0 {
 		return choice{nccl.Plain, "no data"}, nil // nothing to demand a mode for
 	}
-	user, private := true, ""
+	user, private := true, staged
 	offsets := ""
 	for _, send := range [2]bool{true, false} {
 		first := -1
@@ -376,12 +376,13 @@ func pending(r int, m *message, peer int) string {
 
 // choosePair is chooseMode for one transfer, between its two ends. There are no windows for them. That the ends are of different kinds is no mix,
 // they are different buffers in any case, and neither is registered then.
-func choosePair(from int, send nccl.LayoutInfo, to int, recv nccl.LayoutInfo, require nccl.Mode) (choice, *difference) {
+func choosePair(from int, send nccl.LayoutInfo, to int, recv nccl.LayoutInfo, require nccl.Mode, staged string) (choice, *difference) {
 	if send.Registered != recv.Registered {
 		return choice{}, &difference{fmt.Sprintf("rank %d passes %s, rank %d %s", from, buffer(send), to, buffer(recv)), nccl.ErrMixed}
 	}
-	private := ""
+	private := staged
 	switch {
+	case staged != "":
 	case send.Kind != cuda.Shareable:
 		private = fmt.Sprintf("the send buffer on rank %d is private memory (nccl.Alloc makes memory that can be registered)", from)
 	case recv.Kind != cuda.Shareable:

@@ -89,25 +89,28 @@ func TestChooseMode(t *testing.T) {
 		bufs    []bufs
 		require nccl.Mode
 		mode    nccl.Mode
+		staged  string
 		reason  string
 		err     error
 	}{
-		"private":               {bufs: []bufs{{send(p, false, 0), recv(p, false, 0)}, {send(p, false, 0), recv(p, false, 0)}}, mode: nccl.Plain, reason: "private"},
-		"window":                {bufs: []bufs{{send(s, false, 8), recv(s, false, 64)}, {send(s, false, 8), recv(s, false, 64)}}, mode: nccl.Window, reason: "registered by the capture, at the same offsets"},
-		"user window":           {bufs: []bufs{{send(s, true, 8)}, {send(s, true, 8)}}, mode: nccl.Window, reason: "registered by the program, at the same offsets"},
-		"graph":                 {bufs: []bufs{{send(s, false, 0)}, {send(s, false, 256)}}, mode: nccl.Graph, reason: "the send buffer is at offset 256 on rank 1, 0 on rank 0"},
-		"local":                 {bufs: []bufs{{recv(s, true, 0)}, {recv(s, true, 256)}}, mode: nccl.Local, reason: "registered by the program; no window"},
-		"half registered":       {bufs: []bufs{{send(s, true, 0), recv(s, false, 0)}, {send(s, true, 0), recv(s, false, 1)}}, mode: nccl.Graph, reason: "registered by the capture"},
-		"half private":          {bufs: []bufs{{send(s, false, 0), recv(p, false, 0)}, {send(s, false, 0), recv(p, false, 0)}}, mode: nccl.Plain, reason: "the recv buffer is private"},
-		"root only sends":       {bufs: []bufs{{send(s, false, 0), recv(s, false, 0)}, {recv(s, false, 0)}, {recv(s, false, 0)}}, mode: nccl.Window},
-		"in place gather":       {call: gather, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(9, send(s, false, 72)), in(9, recv(s, false, 64))}}, mode: nccl.Window},
-		"in place scatter":      {call: scatter, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(9, send(s, false, 64)), in(9, recv(s, false, 72))}}, mode: nccl.Window},
-		"gather from elsewhere": {call: gather, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(8, send(s, false, 72)), in(9, recv(s, false, 64))}}, mode: nccl.Graph, reason: "the send buffer is at offset 72"},
-		"nobody has data":       {call: none, bufs: []bufs{{}, {}}, require: nccl.Window, mode: nccl.Plain, reason: "no data"},
-		"one unregistered":      {bufs: []bufs{{send(s, true, 0)}, {send(s, false, 0)}}, err: nccl.ErrMixed, reason: "rank 0 passes a send buffer in registered memory (mem), rank 1 a send buffer in memory that can be registered but is not (mem)"},
-		"one private":           {bufs: []bufs{{recv(s, false, 0)}, {recv(s, false, 0)}, {recv(p, false, 0)}}, err: nccl.ErrMixed, reason: "rank 2 a recv buffer in private memory"},
-		"window demanded":       {bufs: []bufs{{send(s, true, 0)}, {send(s, true, 256)}}, require: nccl.Window, err: ErrMode, reason: "mode window is required, but the send buffer is at offset 256 on rank 1, 0 on rank 0"},
-		"in windows":            {bufs: []bufs{{win(1, send(s, false, 8)), win(3, recv(s, false, 64))}, {win(1, send(s, false, 8)), win(3, recv(s, false, 64))}}, mode: nccl.Window},
+		"several hosts":           {bufs: []bufs{{send(s, true, 8), recv(s, false, 64)}, {send(s, true, 8), recv(s, false, 0)}}, staged: "several hosts", mode: nccl.Plain, reason: "several hosts"},
+		"several hosts, demanded": {bufs: []bufs{{send(s, false, 8)}, {send(s, false, 8)}}, staged: "several hosts", require: nccl.Local, err: ErrMode, reason: "mode local is required, but several hosts"},
+		"private":                 {bufs: []bufs{{send(p, false, 0), recv(p, false, 0)}, {send(p, false, 0), recv(p, false, 0)}}, mode: nccl.Plain, reason: "private"},
+		"window":                  {bufs: []bufs{{send(s, false, 8), recv(s, false, 64)}, {send(s, false, 8), recv(s, false, 64)}}, mode: nccl.Window, reason: "registered by the capture, at the same offsets"},
+		"user window":             {bufs: []bufs{{send(s, true, 8)}, {send(s, true, 8)}}, mode: nccl.Window, reason: "registered by the program, at the same offsets"},
+		"graph":                   {bufs: []bufs{{send(s, false, 0)}, {send(s, false, 256)}}, mode: nccl.Graph, reason: "the send buffer is at offset 256 on rank 1, 0 on rank 0"},
+		"local":                   {bufs: []bufs{{recv(s, true, 0)}, {recv(s, true, 256)}}, mode: nccl.Local, reason: "registered by the program; no window"},
+		"half registered":         {bufs: []bufs{{send(s, true, 0), recv(s, false, 0)}, {send(s, true, 0), recv(s, false, 1)}}, mode: nccl.Graph, reason: "registered by the capture"},
+		"half private":            {bufs: []bufs{{send(s, false, 0), recv(p, false, 0)}, {send(s, false, 0), recv(p, false, 0)}}, mode: nccl.Plain, reason: "the recv buffer is private"},
+		"root only sends":         {bufs: []bufs{{send(s, false, 0), recv(s, false, 0)}, {recv(s, false, 0)}, {recv(s, false, 0)}}, mode: nccl.Window},
+		"in place gather":         {call: gather, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(9, send(s, false, 72)), in(9, recv(s, false, 64))}}, mode: nccl.Window},
+		"in place scatter":        {call: scatter, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(9, send(s, false, 64)), in(9, recv(s, false, 72))}}, mode: nccl.Window},
+		"gather from elsewhere":   {call: gather, bufs: []bufs{{in(7, send(s, false, 64)), in(7, recv(s, false, 64))}, {in(8, send(s, false, 72)), in(9, recv(s, false, 64))}}, mode: nccl.Graph, reason: "the send buffer is at offset 72"},
+		"nobody has data":         {call: none, bufs: []bufs{{}, {}}, require: nccl.Window, mode: nccl.Plain, reason: "no data"},
+		"one unregistered":        {bufs: []bufs{{send(s, true, 0)}, {send(s, false, 0)}}, err: nccl.ErrMixed, reason: "rank 0 passes a send buffer in registered memory (mem), rank 1 a send buffer in memory that can be registered but is not (mem)"},
+		"one private":             {bufs: []bufs{{recv(s, false, 0)}, {recv(s, false, 0)}, {recv(p, false, 0)}}, err: nccl.ErrMixed, reason: "rank 2 a recv buffer in private memory"},
+		"window demanded":         {bufs: []bufs{{send(s, true, 0)}, {send(s, true, 256)}}, require: nccl.Window, err: ErrMode, reason: "mode window is required, but the send buffer is at offset 256 on rank 1, 0 on rank 0"},
+		"in windows":              {bufs: []bufs{{win(1, send(s, false, 8)), win(3, recv(s, false, 64))}, {win(1, send(s, false, 8)), win(3, recv(s, false, 64))}}, mode: nccl.Window},
 		"one in windows": {bufs: []bufs{{send(s, false, 8), win(3, recv(s, false, 64))}, {win(1, send(s, false, 8)), win(3, recv(s, false, 64))}}, err: nccl.ErrMixed,
 			reason: "rank 1 passes buffers in windows, rank 0 does not"},
 		"half in windows": {bufs: []bufs{{send(s, false, 8), win(3, recv(s, false, 0))}, {send(s, false, 8), win(3, recv(s, false, 64))}}, mode: nccl.Graph},
@@ -123,7 +126,7 @@ func TestChooseMode(t *testing.T) {
 			if call.Op == 0 {
 				call = reduce
 			}
-			c, d := chooseMode(call, tt.bufs, tt.require)
+			c, d := chooseMode(call, tt.bufs, tt.require, tt.staged)
 			if tt.err != nil {
 				if d == nil {
 					t.Fatalf("mode %v, want an error", c.mode)
@@ -227,7 +230,7 @@ func TestChoosePair(t *testing.T) {
 		"demanded":   {send: l(true, cuda.Private, false, 0), recv: l(false, cuda.Private, false, 0), require: nccl.Graph, err: ErrMode},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c, d := choosePair(0, tt.send, 1, tt.recv, tt.require)
+			c, d := choosePair(0, tt.send, 1, tt.recv, tt.require, "")
 			if tt.err != nil {
 				if d == nil || !errors.Is(d.err, tt.err) {
 					t.Fatalf("mode %v, difference %v, want %v", c.mode, d, tt.err)
