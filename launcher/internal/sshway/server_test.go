@@ -212,8 +212,13 @@ func hasPenalties(t testing.TB) bool {
 func (s *server) run(t testing.TB, sshd, config string) bool {
 	args := []string{sshd, "-D", "-e", "-f", config, "-o", "ListenAddress=" + net.JoinHostPort(s.ip, strconv.Itoa(s.port))}
 	if os.Getuid() == 0 {
-		// Its directory for privilege separation is in /run, which is not a test's to write.
-		args = append([]string{"unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", `mount -t tmpfs tmpfs /run; mkdir -m 755 /run/sshd; exec "$@"`, "sh"}, args...)
+		// Its directory for privilege separation is in /run, which is not a test's to write. An empty home spares
+		// the login shell's start-up files, which can take more than all else.
+		mounts := "mount -t tmpfs tmpfs /run; mkdir -m 755 /run/sshd; "
+		if who, err := currentAccount(); err == nil && !strings.HasPrefix(s.dir, who.home+"/") && !strings.HasPrefix(s.key.file, who.home+"/") {
+			mounts += "mount -t tmpfs tmpfs '" + who.home + "'; "
+		}
+		args = append([]string{"unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", mounts + `exec "$@"`, "sh"}, args...)
 	}
 	cmd := exec.Command(args[0], args[1:]...)
 	runtime.LockOSThread() // the signal comes when this thread ends; a test's goroutine lives as long as it needs
