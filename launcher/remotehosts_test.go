@@ -483,3 +483,32 @@ func TestHostsNotLost(t *testing.T) {
 	}
 	clean(t, h, time.Second)
 }
+
+// Many hosts at once; how long it takes is in the log.
+func TestHostsMany(t *testing.T) {
+	n := 16
+	if s := os.Getenv("GORUN_TEST_HOSTS"); s != "" {
+		var err error
+		if n, err = strconv.Atoi(s); err != nil {
+			t.Fatal(err)
+		}
+	} else if testing.Short() {
+		t.Skip("-short: starts 16 sshds")
+	}
+	h := onHosts(t, n)
+	for _, args := range [][]string{{"true"}, {"/root/rank", "rank", "join"}} {
+		for range 3 {
+			j := newHostsJob(t, h, 1, append([]string{"--report", filepath.Join(t.TempDir(), "report")}, args...)...)
+			begin := time.Now()
+			if got := j.run(); got != 0 || j.err.Len() > 0 {
+				t.Fatalf("exit code %d: %s", got, j.err.String())
+			}
+			u := j.cmd.ProcessState
+			t.Logf("%v on %d hosts: %v; gorun used %v + %v", args, n, time.Since(begin), u.UserTime(), u.SystemTime())
+			if args[0] != "true" && strings.Count(j.out.String(), "joined\n") != n {
+				t.Errorf("output %q", j.out.String())
+			}
+		}
+	}
+	clean(t, h, time.Second)
+}
