@@ -625,14 +625,14 @@ func TestMistakes(t *testing.T) {
 					})
 					ts.log(t)
 				})
-				rank := func(elements int) func(ctx context.Context, job *bootstrap.Job) error {
+				rank := func(list []mistake, shift, elements int) func(ctx context.Context, job *bootstrap.Job) error {
 					return func(ctx context.Context, job *bootstrap.Job) (err error) {
 						dev, err := device(job)
 						if err != nil {
 							return err
 						}
 						defer func() { err = errors.Join(err, dev.Close()) }()
-						return bench{mistakes(), shift, elements}.run(ctx, job, dev, report)
+						return bench{list, shift, elements}.run(ctx, job, dev, report)
 					}
 				}
 				ended := func(t *testing.T, results []ranktest.Result) {
@@ -645,11 +645,19 @@ func TestMistakes(t *testing.T) {
 					if n > 4 && shift > 0 || testing.Short() && n != 2+2*shift {
 						t.Skip("the same as on fewer ranks, and in other places")
 					}
-					ended(t, ranktest.RunProcesses(t, n, rank(1<<14), fakeLibraries(t)...))
+					ended(t, ranktest.RunProcesses(t, n, rank(mistakes(), shift, 1<<14), fakeLibraries(t)...))
 				})
 				t.Run("GPU", func(t *testing.T) {
 					dltest.NeedGPUs(t, n)
-					ended(t, ranktest.RunProcesses(t, n, rank(4<<20), dltest.GPUEnv()...))
+					// In parts: each takes a second or two, and a run of processes has a minute.
+					const part = 15
+					i := 0
+					for list := range slices.Chunk(mistakes(), part) {
+						t.Run(list[0].name, func(t *testing.T) {
+							ended(t, ranktest.RunProcesses(t, n, rank(list, shift+i, 4<<20), dltest.GPUEnv()...))
+						})
+						i += part
+					}
 				})
 			})
 		}
