@@ -234,10 +234,17 @@ const signalsHelp = `What gorun does on a signal:
   SIGTERM, SIGHUP      SIGTERM to the ranks, SIGKILL after --kill-grace
   SIGUSR1, SIGUSR2,    the same signal to the ranks
   SIGQUIT
+  SIGTSTP (Ctrl-Z)     SIGSTOP to the ranks, and gorun stops; when it goes on, they do
   SIGKILL              cannot be seen: the keeper, a second process, kills the ranks
 
 Each rank is the leader of a session of its own, and signals go to its whole process
 group. When the last rank has ended, whatever ranks left running is killed.
+
+On other hosts gorun's agents do it. When gorun or the connection to it is gone, an
+agent ends its ranks within two seconds. A host that has not answered for 8 s, and that
+the other hosts do not reach either, is given up (exit code 123); 20 s without an
+answer are enough alone. An agent that is cut off ends its ranks by the same rule, and
+after 45 s in any case: so long may gorun itself be stopped by SIGSTOP.
 `
 
 // version is set at build time (-ldflags -X main.version=...); without it the module's version counts.
