@@ -312,7 +312,7 @@ func (st *state) close() error {
 	return nil
 }
 
-// release lets go of registrations, then of memory. It runs when template, executable and replays are gone, on whichever goroutine saw the last go.
+// release lets go of memory, then of the registrations, which keep theirs: who has seen those go (Comm.Drain) finds the memory gone. It runs when template, executable and replays are gone, on whichever goroutine saw the last go.
 func (st *state) release() {
 	st.released.Do(func() {
 		st.mu.Lock()
@@ -320,13 +320,13 @@ func (st *state) release() {
 		st.regs, st.holds, st.windows = nil, nil, nil
 		st.mu.Unlock()
 		for _, end := range windows {
-			end() // one that fails is ended with its communicator
-		}
-		for _, r := range regs {
-			r.reg.Close()
+			end()
 		}
 		for _, h := range holds {
 			h.hold.Release()
+		}
+		for _, r := range regs {
+			r.reg.Close()
 		}
 		st.launches.done()
 	})

@@ -49,15 +49,16 @@ type Comm struct {
 	shut   atomic.Bool // closing or closed
 	leased atomic.Bool // there is a gate
 
-	mu       sync.Mutex // guards what follows; never held over a call that waits
-	closing  bool
-	closed   bool
-	gate     Gate
-	gateSeq  uint64 // record of the lease
-	holders  map[*holding]struct{}
-	regs     map[uint64]*registered   // by memory id
-	meetings map[int]*bootstrap.Group // of the lease, by peer
-	windows  []*SymmetricWindow       // in the order in which all members made them
+	mu        sync.Mutex // guards what follows; never held over a call that waits
+	closing   bool
+	closed    bool
+	gate      Gate
+	gateSeq   uint64 // record of the lease
+	holders   map[*holding]struct{}
+	regs      map[uint64]*registered   // by memory id
+	meetings  map[int]*bootstrap.Group // of the lease, by peer
+	releasing int                      // registrations that are gone, and whose memory goes at the moment
+	windows   []*SymmetricWindow       // in the order in which all members made them
 
 	wg     sync.WaitGroup // goroutines that Close waits for
 	ctx    context.Context
@@ -591,10 +592,13 @@ func (c *Comm) awaitReleases(ctx context.Context) {
 	}
 }
 
-// awaited reports whether closed graphs still hold registrations.
+// awaited reports whether closed graphs still hold registrations, or their memory is just being given back.
 func (c *Comm) awaited() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.releasing > 0 {
+		return true
+	}
 	for _, r := range c.regs {
 		if r.pending > 0 {
 			return true

@@ -165,8 +165,13 @@ func (r *Registration) Close() error {
 		// Under mu: a Register of the same memory that follows finds a clean table.
 		after = c.be.deregister(r.r.mem, !r.graph, hold)
 	}
+	c.releasing++
 	c.mu.Unlock()
-	if err := after(); err != nil {
+	err := after()
+	c.mu.Lock()
+	c.releasing--
+	c.mu.Unlock()
+	if err != nil {
 		return c.errorf("deregister", err)
 	}
 	return nil
