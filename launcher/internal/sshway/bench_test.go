@@ -90,7 +90,7 @@ func BenchmarkHostKey(b *testing.B) {
 	o := &options{hostName: "10.0.3.3", port: 22, userKnownHosts: []string{filepath.Join(dir, "known")}}
 	var keys knownKeys
 	for b.Loop() {
-		c, err := newHostKeyCheck(&keys, o, false)
+		c, err := newHostKeyCheck(&keys, hop{target("a"), o}, Config{})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -21,7 +21,7 @@ import (
 
 // options is what the ssh configuration says of one host, with defaults filled in and tokens expanded.
 type options struct {
-	original string // as given, lower case
+	original string // as given
 	hostName string // the name or address to connect to
 	port     int
 	user     string
@@ -91,7 +91,7 @@ type evaluation struct {
 }
 
 func newEvaluation(who account, t way.Target) *evaluation {
-	e := &evaluation{who: who, original: strings.ToLower(t.Host()), first: map[string]setting{}, all: map[string][]setting{}}
+	e := &evaluation{who: who, original: t.Host(), first: map[string]setting{}, all: map[string][]setting{}}
 	if t.User != "" {
 		e.first["user"] = setting{"the target", []string{t.User}}
 	}
@@ -194,9 +194,9 @@ func (e *evaluation) match(st statement) (bool, error) {
 		var m bool
 		switch name {
 		case "host":
-			m = matchList(strings.Split(value, ","), e.hostName())
+			m = matchList(strings.Split(strings.ToLower(value), ","), e.hostName())
 		case "originalhost":
-			m = matchList(strings.Split(value, ","), e.original)
+			m = matchList(strings.Split(strings.ToLower(value), ","), strings.ToLower(e.original))
 		case "user":
 			m = matchList(strings.Split(value, ","), e.user())
 		case "localuser":
@@ -213,11 +213,11 @@ func (e *evaluation) match(st statement) (bool, error) {
 func (e *evaluation) hostName() string {
 	s := e.first["hostname"].value()
 	if s == "" {
-		return e.original
+		return strings.ToLower(e.original)
 	}
 	h, err := expandTokens(s, map[byte]string{'h': e.original})
 	if err != nil {
-		return e.original // finish says what is wrong with it
+		return strings.ToLower(e.original) // finish says what is wrong with it
 	}
 	return strings.ToLower(h)
 }
@@ -303,7 +303,7 @@ func (e *evaluation) finish() (*options, error) {
 		fail("proxyusefdpass", s, errors.New("is not supported (--rsh ssh takes OpenSSH's client)"))
 	}
 
-	o.hostName = e.original
+	o.hostName = strings.ToLower(e.original)
 	if s, ok := e.first["hostname"]; ok {
 		h, err := expandTokens(s.value(), map[byte]string{'h': e.original})
 		if err != nil {
@@ -452,8 +452,9 @@ func resolve(ctx context.Context, sts []statement, file string, who account, t w
 	if h := t.Host(); h == "" || strings.HasPrefix(h, "-") || strings.ContainsAny(h, " \t\n\"'`$\\;&<>|(){}\x00") {
 		return nil, fmt.Errorf("%q is not a host's name", h)
 	}
-	if strings.HasPrefix(t.User, "-") {
-		return nil, fmt.Errorf("%q is not a user's name", t.User)
+	// As %r it may come before a shell. A backslash joins a domain to a name.
+	if u := t.User; strings.HasPrefix(u, "-") || strings.HasSuffix(u, "\\") || strings.ContainsAny(u, " \t\n\"'`$;&<>|(){}\x00") {
+		return nil, fmt.Errorf("%q is not a user's name", u)
 	}
 	e := newEvaluation(who, t)
 	if err := e.walk(sts, true); err != nil {

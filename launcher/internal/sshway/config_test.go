@@ -32,6 +32,7 @@ var configCases = []struct {
 	{"match the name set before", "Host a\nHostName real.org\nMatch host real.org\nPort 2\nMatch originalhost a\nUser u\nMatch host a\nUser wrong\n", nil, []way.Target{{Addr: "a"}}},
 	{"match several", "Match host a,b,!c user u\nPort 2\nMatch !host a\nPort 3\nMatch host *,!a\nUser x\nMatch canonical host a\nPort 4\nMatch all\nPort 5\n", nil,
 		[]way.Target{{Addr: "a", User: "u"}, {Addr: "a", User: "v"}, {Addr: "b", User: "u"}, {Addr: "c", User: "u"}}},
+	{"case", "Host UP\nPort 2\nMatch host UP*\nPort 3\nMatch originalhost UPX\nUser u\nMatch user U*\nHostKeyAlias k\n", nil, []way.Target{{Addr: "UP"}, {Addr: "upx"}, {Addr: "UPX"}, {Addr: "z", User: "Ux"}, {Addr: "z", User: "ux"}}},
 	{"match user set before", "Host a\nUser set\nMatch user set\nPort 2\n", nil, []way.Target{{Addr: "a"}, {Addr: "b"}}},
 	{"include", "Host a\nInclude %d/x*\nPort 9\nHost *\nUser last\n", map[string]string{"x1": "User inner\nHost b\nPort 1\nHost a\nPort 2\n", "x2": "HostKeyAlias second\n"}, []way.Target{{Addr: "a"}, {Addr: "b"}}},
 	{"include nested", "Include %d/one %d/missing %d/two\nPort 5\n", map[string]string{"one": "Include %d/three\n", "two": "Port 4\n", "three": "Host b\nPort 3\n"}, []way.Target{{Addr: "a"}, {Addr: "b"}}},
@@ -234,6 +235,11 @@ func TestConfigErrors(t *testing.T) {
 	for _, h := range []string{"", "-oProxyCommand=x", "a b", "a;b", "$(x)", "`x`"} {
 		if _, err := resolve(t.Context(), nil, "none", who, way.Target{Addr: h}); err == nil {
 			t.Errorf("host %q is taken", h)
+		}
+	}
+	for u, ok := range map[string]bool{"DOM\\u": true, "u.v-w@x": true, "-l": false, "u;x": false, "u v": false, "u\\": false, "$(x)": false} {
+		if _, err := resolve(t.Context(), nil, "none", who, way.Target{Addr: "a", User: u}); (err == nil) != ok {
+			t.Errorf("user %q: %v", u, err)
 		}
 	}
 }

@@ -319,7 +319,7 @@ func (c *commandConn) SetWriteDeadline(time.Time) error { return nil }
 func (c *Client) handshake(ctx context.Context, h hop, raw net.Conn, cut func()) (*link, error) {
 	conn := &watchedConn{Conn: raw}
 	conn.last.Store(int64(time.Since(start)))
-	check, err := newHostKeyCheck(&c.known, h.o, c.conf.AcceptNewHostKeys)
+	check, err := newHostKeyCheck(&c.known, h, c.conf)
 	if err != nil {
 		return nil, failure(h, way.PhaseHostKey, err, "")
 	}

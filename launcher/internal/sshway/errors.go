@@ -88,7 +88,7 @@ func handshakeFailure(ctx context.Context, h hop, conn *watchedConn, check *host
 	if ae, ok := errors.AsType[*ssh.AlgorithmNegotiationError](err); ok {
 		if strings.Contains(ae.Error(), "host key") {
 			e := failure(h, way.PhaseHostKey, fmt.Errorf("the server has none of the key types known for it: %w", ae), "")
-			e.Advice = "compare the fingerprint, then: " + check.keyscan() + " >> " + firstOr(h.o.userKnownHosts, "~/.ssh/known_hosts")
+			e.Advice = "compare the fingerprint, then: " + check.learn(firstOr(h.o.userKnownHosts, "~/.ssh/known_hosts"))
 			return e
 		}
 		return failure(h, way.PhaseConnect, ae, "take OpenSSH's client by --rsh ssh")

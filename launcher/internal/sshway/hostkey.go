@@ -64,7 +64,9 @@ func (e *hostKeyError) Error() string { return e.text }
 // hostKeyCheck is the check of one connection's host key.
 type hostKeyCheck struct {
 	keys  *knownKeys
-	o     *options
+	h     hop
+	o     *options // the hop's
+	conf  string   // configuration file, if it is not OpenSSH's own
 	files []string
 	db    *knownhosts.HostKeyDB
 	names []string               // host:port under which the key is looked for; the first is the one that is written
@@ -74,8 +76,9 @@ type hostKeyCheck struct {
 	ok     bool // the key was accepted
 }
 
-func newHostKeyCheck(keys *knownKeys, o *options, accept bool) (*hostKeyCheck, error) {
-	c := &hostKeyCheck{keys: keys, o: o, accept: accept || o.acceptNew}
+func newHostKeyCheck(keys *knownKeys, h hop, conf Config) (*hostKeyCheck, error) {
+	o := h.o
+	c := &hostKeyCheck{keys: keys, h: h, o: o, conf: conf.File, accept: conf.AcceptNewHostKeys || o.acceptNew}
 	c.files = append(slices.Clone(o.userKnownHosts), o.globalKnownHosts...)
 	var err error
 	if c.db, err = keys.load(c.files); err != nil {
@@ -245,10 +248,7 @@ func (c *hostKeyCheck) explain(err error, key ssh.PublicKey) error {
 	}
 	name := xknownhosts.Normalize(c.names[0])
 	presented := fmt.Sprintf("%s %s", key.Type(), ssh.FingerprintSHA256(key))
-	file := "~/.ssh/known_hosts"
-	if len(c.o.userKnownHosts) > 0 {
-		file = c.o.userKnownHosts[0]
-	}
+	file := firstOr(c.o.userKnownHosts, "~/.ssh/known_hosts")
 	if re, ok := errors.AsType[*xknownhosts.RevokedError](err); ok {
 		at := fmt.Sprintf("%s:%d", re.Revoked.Filename, re.Revoked.Line)
 		return &hostKeyError{fmt.Sprintf("the key %s is marked @revoked at %s", presented, at), "give the host a new key; a revoked one is never accepted"}
@@ -260,7 +260,7 @@ func (c *hostKeyCheck) explain(err error, key ssh.PublicKey) error {
 	if len(ke.Want) == 0 {
 		return &hostKeyError{
 			fmt.Sprintf("unknown key %s: %s is in none of %s", presented, name, strings.Join(c.files, ", ")),
-			fmt.Sprintf("compare the fingerprint, then: %s >> %s (or gorun --accept-new-host-keys)", c.keyscan(), file),
+			fmt.Sprintf("compare the fingerprint, then: %s (or gorun --accept-new-host-keys)", c.learn(file)),
 		}
 	}
 	var at []string
@@ -273,9 +273,21 @@ func (c *hostKeyCheck) explain(err error, key ssh.PublicKey) error {
 	}
 }
 
-func (c *hostKeyCheck) keyscan() string {
-	if c.o.port != 22 {
-		return fmt.Sprintf("ssh-keyscan -p %d %s", c.o.port, c.o.hostName)
+// learn is a command that adds the host's key to the file.
+func (c *hostKeyCheck) learn(file string) string {
+	if c.o.jumps == "" && c.o.proxyCommand == "" && c.o.hostKeyAlias == "" {
+		return fmt.Sprintf("ssh-keyscan%s %s >> %s", portFlag(c.o.port), c.o.hostName, file)
 	}
-	return "ssh-keyscan " + c.o.hostName
+	// A scan goes through no proxy, and knows no alias. OpenSSH's client asks whether to keep the key.
+	cmd := "ssh"
+	if c.conf != "" {
+		cmd += " -F " + c.conf
+	}
+	if c.h.t.Port != 0 {
+		cmd += portFlag(c.h.t.Port)
+	}
+	if c.h.t.User != "" {
+		return cmd + " " + c.h.t.User + "@" + c.h.t.Host() + " true"
+	}
+	return cmd + " " + c.h.t.Host() + " true"
 }

@@ -82,6 +82,11 @@ func TestProxyJump(t *testing.T) {
 		write(t, st.config, host("j", a, "")+host("t", c, "ProxyJump j"))
 		write(t, st.knownHosts(), a.known()+c.knownName()+" "+b.hostKeys[0].authorized())
 		mustFail(t, st.client(t, Config{}), target("t"), way.PhaseHostKey, "changed")
+		// A scan would not go through the jump host.
+		write(t, st.knownHosts(), a.known())
+		mustFail(t, st.client(t, Config{}), target("t"), way.PhaseHostKey, "unknown key", "ssh -F "+st.config+" t true")
+		write(t, st.knownHosts(), c.known())
+		mustFail(t, st.client(t, Config{}), target("t"), way.PhaseHostKey, "jump host j: unknown key", fmt.Sprintf("ssh-keyscan -p %d %s >> ", a.port, a.ip))
 	})
 }
 

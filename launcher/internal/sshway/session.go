@@ -107,8 +107,8 @@ func (s *session) end(err error) error {
 // allows. Whatever comes counts as life, and something always comes: each silent interval asks for an answer.
 func (s *session) keepAlive() {
 	o := s.h.o
-	tick := time.NewTicker(o.aliveInterval)
-	defer tick.Stop()
+	timer := time.NewTimer(o.aliveInterval)
+	defer timer.Stop()
 	asking := make(chan struct{}, 1)
 	for missed := 0; ; {
 		select {
@@ -116,8 +116,10 @@ func (s *session) keepAlive() {
 			return
 		case <-s.done:
 			return
-		case <-tick.C:
+		case <-timer.C:
 		}
+		// Not a ticker: after a late tick the next would leave the host less time than the interval to answer.
+		timer.Reset(o.aliveInterval)
 		if s.link.conn.silence() < o.aliveInterval {
 			missed = 0
 			continue

@@ -60,6 +60,9 @@ func (c *Command) isShell() bool { return slices.Equal(c.argv, []string{"/bin/sh
 // Args is the whole argument vector with which the line is run on t.
 func (c *Command) Args(t Target, line string) ([]string, error) {
 	argv := slices.Clone(c.argv)
+	if !c.isShell() && (strings.HasPrefix(t.Host(), "-") || strings.HasPrefix(t.User, "-")) {
+		return nil, fmt.Errorf("host %q or user %q would be taken for an option", t.Host(), t.User)
+	}
 	switch {
 	case c.isShell():
 	case c.tokens:
@@ -71,9 +74,6 @@ func (c *Command) Args(t Target, line string) ([]string, error) {
 			argv[1+i] = s
 		}
 	default:
-		if strings.HasPrefix(t.Host(), "-") || strings.HasPrefix(t.User, "-") {
-			return nil, fmt.Errorf("%q would be taken for an option", t.Host())
-		}
 		if t.Port != 0 {
 			// Only OpenSSH's option is known.
 			if filepath.Base(argv[0]) != "ssh" {
