@@ -500,16 +500,19 @@ func (c *Comm) Err() error {
 	if f := c.failed.Load(); f != nil {
 		return c.errorf("use", f.err)
 	}
-	c.mu.Lock()
-	closed := c.closed
-	c.mu.Unlock()
-	if closed {
+	if c.shut.Load() && c.isClosed() {
 		return c.errorf("use", ErrClosed)
 	}
 	if err := c.be.told(); err != nil {
 		return c.errorf("use", c.fail(err, false, false))
 	}
 	return nil
+}
+
+func (c *Comm) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
 }
 
 // Abort ends the communicator here and now, with the cause: enqueued operations fail, graphs that hold it break, the others learn of it

@@ -79,8 +79,10 @@ func (c *Comm) look() error {
 		o.agreed = make([]uint64, len(c.ranks))
 	}
 	last := c.acct.Last()
+	l, _ := c.be.(*library)
+	farClosed := l != nil && l.closedAt.Load() != nil // else nothing is known of other hosts
 	for r, p := range c.peers {
-		if r == c.rank {
+		if r == c.rank || p.acct == nil && !farClosed {
 			continue
 		}
 		if n, closed := c.be.peerClosed(r); closed && n < last {
@@ -112,7 +114,7 @@ func (c *Comm) look() error {
 			return err
 		}
 	}
-	if l, ok := c.be.(*library); ok {
+	if l != nil {
 		return l.messages.look()
 	}
 	return nil

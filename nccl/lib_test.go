@@ -378,8 +378,11 @@ func TestLibraryCalls(t *testing.T) {
 	allWell(t, results)
 }
 
-// An eager call allocates nothing of its own: two objects at most, which the call into C costs.
+// An eager call allocates nothing. What is counted here and there is of goroutines beside it.
 func TestLibraryAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
 	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
 		return withDevice(ctx, job, nil, func(w *world) error {
 			b, done, err := openBuffers(w, 8192, false)
@@ -404,7 +407,7 @@ func TestLibraryAllocations(t *testing.T) {
 			}
 			took := time.Since(start)
 			runtime.ReadMemStats(&after)
-			if n := float64(after.Mallocs-before.Mallocs) / calls; n > 2.5 {
+			if n := float64(after.Mallocs-before.Mallocs) / calls; n > 0.1 {
 				return fmt.Errorf("%.1f allocations, %.0f bytes a call", n, float64(after.TotalAlloc-before.TotalAlloc)/calls)
 			}
 			fmt.Fprintf(os.Stderr, "%v a call\n", took/calls)

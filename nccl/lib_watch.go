@@ -80,15 +80,17 @@ func (u *use) check(done bool) error {
 		}
 		return nil
 	}
+	if n > u.done.Load() {
+		if err := c.look(); err != nil {
+			return c.errorf(u.name(), u.l.failUnlocked(err))
+		}
+	}
 	if !done {
 		u.asked.Store(n)
 		return nil
 	}
 	if n = u.asked.Load(); u.done.Load() >= n {
 		return nil
-	}
-	if err := c.look(); err != nil {
-		return c.errorf(u.name(), u.l.failUnlocked(err))
 	}
 	c.lookout.due.Store(true)
 	u.done.Store(n)
