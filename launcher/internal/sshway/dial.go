@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -135,7 +136,7 @@ func (c *Client) connect(ctx context.Context, h hop, depth int) (*link, error) {
 		return nil, e
 	}
 	defer leave()
-	conn, err := d.DialContext(ctx, h.o.network, h.address()) // with TCP_NODELAY, Go's default
+	conn, err := dial(ctx, &d, h)
 	if err != nil {
 		return nil, dialFailure(ctx, h, err)
 	}
@@ -146,6 +147,40 @@ func (c *Client) connect(ctx context.Context, h hop, depth int) (*link, error) {
 	}
 	l.direct = true
 	return l, nil
+}
+
+// dial makes the TCP connection, with TCP_NODELAY, which is Go's default.
+func dial(ctx context.Context, d *net.Dialer, h hop) (net.Conn, error) {
+	conn, err := d.DialContext(ctx, h.o.network, h.address())
+	if de, ok := errors.AsType[*net.DNSError](err); !ok || !de.IsNotFound || ctx.Err() != nil {
+		return conn, err
+	}
+	// gorun is static: it reads /etc/hosts and asks DNS. What else the system knows of names (mDNS, LDAP, machines of
+	// systemd) and ssh would find, getent finds.
+	for _, a := range systemAddresses(ctx, h.o.hostName) {
+		var derr error
+		if conn, derr = d.DialContext(ctx, h.o.network, net.JoinHostPort(a, strconv.Itoa(h.o.port))); derr == nil {
+			return conn, nil
+		}
+		err = derr
+	}
+	return nil, err
+}
+
+// systemAddresses asks the system's name service; nil if there is none or it knows nothing.
+func systemAddresses(ctx context.Context, name string) (addrs []string) {
+	cmd := exec.CommandContext(ctx, "getent", "ahosts", name)
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); len(f) >= 2 && f[1] == "STREAM" {
+			addrs = append(addrs, f[0])
+		}
+	}
+	return addrs
 }
 
 // jumpHops resolves ProxyJump's list. Only the first of a list keeps its own proxy. A host that would go through

@@ -67,6 +67,28 @@ func TestUnknownName(t *testing.T) {
 	mustFail(t, st.client(t, Config{}), target("no-such-host.invalid"), way.PhaseResolve, "name no-such-host.invalid: ", "HostName")
 }
 
+// A name that only the system's name service knows.
+func TestSystemName(t *testing.T) {
+	sv := startServer(t, serverOptions{})
+	st := newSite(t, "", sv)
+	bin := t.TempDir()
+	// The name service is a stand-in: what a machine has beside files and DNS differs.
+	write(t, bin+"/getent", "#!/bin/sh\n[ \"$*\" = 'ahosts printer.invalid' ] || exit 2\necho '127.0.0.9  DGRAM'\necho '127.0.0.1       STREAM printer.invalid'\necho '127.0.0.1       DGRAM'\n")
+	if err := os.Chmod(bin+"/getent", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	c := st.client(t, Config{AcceptNewHostKeys: true})
+	write(t, st.config, fmt.Sprintf("Port %d\nIdentityFile %s\n", sv.port, sv.key.file))
+	mustRun(t, c, target("printer.invalid"))
+	mustFail(t, c, target("other.invalid"), way.PhaseResolve, "name other.invalid: ")
+	write(t, bin+"/getent", "#!/bin/sh\necho '127.0.0.1 STREAM x'\n")
+	e := mustFail(t, c, way.Target{Name: "x", Addr: "x.invalid", Port: freePort(t, "127.0.0.1")}, way.PhaseConnect, "x.invalid", "connection refused")
+	if !errors.Is(e, syscall.ECONNREFUSED) {
+		t.Error(e)
+	}
+}
+
 // Without any route.
 func TestNoRoute(t *testing.T) {
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test, and its network with it
