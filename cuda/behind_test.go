@@ -88,3 +88,13 @@ func TestGPUBehind(t *testing.T) {
 	wait(b)
 	must(e.Close(), a.Close(), b.Close(), d.Close())
 }
+
+func TestGPULinked(t *testing.T) {
+	d := openGPU(t)
+	defer d.Close()
+	n, linked := d.Linked()
+	t.Logf("%d devices, linked: %t", n, linked)
+	if n < 1 || n == 1 && linked || onFake() && n > 1 && linked != (d.Platform() != HIP) {
+		t.Errorf("%d devices, linked: %t", n, linked)
+	}
+}

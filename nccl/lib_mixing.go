@@ -78,7 +78,7 @@ func (l *library) decideMixing() mixing {
 	for _, r := range l.c.ranks {
 		hosts[l.c.job.NodeOf(r)] = true
 	}
-	m := chooseMixing(v, l.sys.Version(), user, l.c.job.Nodes(), len(hosts), func(hosts int) string { return proxies(hosts, v.Prefix(), v.Lookup(), "/sys/class") })
+	m := chooseMixing(v, l.sys.Version(), user, l.c.job.Nodes(), len(hosts), func(hosts int) string { return proxies(hosts, v.Prefix(), v.Lookup(), "/sys/class", l.linked) })
 	if v == ncclsys.NCCL && !m.config {
 		// In the library's environment only: what the process starts does not get it.
 		if m.off && user == "" {
@@ -117,8 +117,8 @@ func chooseMixing(v *ncclsys.Vendor, version ncclsys.Version, user string, job, 
 }
 
 // proxies says why the library may move data by its proxies, or order its launches by what mixing does; "": it does not. class is the kernel's directory of
-// devices by class.
-func proxies(hosts int, prefix string, look dl.Lookup, class string) string {
+// devices by class; linked reports whether all devices are joined by a way that no network is faster than.
+func proxies(hosts int, prefix string, look dl.Lookup, class string, linked func() bool) string {
 	if hosts > 1 {
 		return fmt.Sprintf("there are %d hosts, and the network's proxies want it", hosts)
 	}
@@ -130,10 +130,16 @@ func proxies(hosts int, prefix string, look dl.Lookup, class string) string {
 	if value, _ := look(prefix + "NET_DISABLE_INTRA"); value == "1" {
 		return ""
 	}
-	if nic := fastNIC(class); nic != "" {
+	if nic := fastNIC(class); nic != "" && !linked() {
 		return fmt.Sprintf("the library may connect devices of one host by a network device that is as fast (%s) unless %sNET_DISABLE_INTRA=1", nic, prefix)
 	}
 	return ""
+}
+
+// linked reports whether the devices of all ranks on this host are known to be joined by NVLink.
+func (l *library) linked() bool {
+	n, linked := l.c.dev.Linked()
+	return linked && n >= l.c.job.LocalSize()
 }
 
 // fastNIC is a network device that may be faster than the way between two devices of a host without NVLink, "" if there is none: anything for RDMA, and Ethernet

@@ -72,18 +72,20 @@ func TestProxies(t *testing.T) {
 	cases := []struct {
 		name, class, setting, value string
 		hosts                       int
+		linked                      bool
 		want                        string
 	}{
-		{"nothing there", "none", "", "", 1, ""},
-		{"slow network", "slow", "", "", 1, ""},
-		{"fast network", "fast", "", "", 1, fmt.Sprintf(nic, "eth2")},
-		{"RDMA", "rdma", "", "", 1, fmt.Sprintf(nic, "mlx5_0")},
-		{"RDMA, not within a host", "rdma", "NCCL_NET_DISABLE_INTRA", "1", 1, ""},
-		{"two hosts", "none", "", "", 2, "there are 2 hosts, and the network's proxies want it"},
-		{"no shared memory", "none", "NCCL_SHM_DISABLE", "1", 1, "NCCL_SHM_DISABLE=1 (test) wants it"},
-		{"shared memory", "none", "NCCL_SHM_DISABLE", "0", 1, ""},
-		{"a profiler", "none", "NCCL_PROFILER_PLUGIN", "nsys", 1, "NCCL_PROFILER_PLUGIN=nsys (test) wants it"},
-		{"launch order", "none", "NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1, "NCCL_LAUNCH_ORDER_IMPLICIT=1 (test) wants it"},
+		{"nothing there", "none", "", "", 1, false, ""},
+		{"slow network", "slow", "", "", 1, false, ""},
+		{"fast network", "fast", "", "", 1, false, fmt.Sprintf(nic, "eth2")},
+		{"RDMA", "rdma", "", "", 1, false, fmt.Sprintf(nic, "mlx5_0")},
+		{"RDMA, NVLink", "rdma", "", "", 1, true, ""},
+		{"RDMA, not within a host", "rdma", "NCCL_NET_DISABLE_INTRA", "1", 1, false, ""},
+		{"two hosts", "none", "", "", 2, false, "there are 2 hosts, and the network's proxies want it"},
+		{"no shared memory", "none", "NCCL_SHM_DISABLE", "1", 1, false, "NCCL_SHM_DISABLE=1 (test) wants it"},
+		{"shared memory", "none", "NCCL_SHM_DISABLE", "0", 1, false, ""},
+		{"a profiler", "none", "NCCL_PROFILER_PLUGIN", "nsys", 1, false, "NCCL_PROFILER_PLUGIN=nsys (test) wants it"},
+		{"launch order", "none", "NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1, false, "NCCL_LAUNCH_ORDER_IMPLICIT=1 (test) wants it"},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
@@ -93,7 +95,7 @@ func TestProxies(t *testing.T) {
 				}
 				return "", ""
 			}
-			if got := proxies(tc.hosts, "NCCL_", look, filepath.Join(dir, tc.class)); got != tc.want {
+			if got := proxies(tc.hosts, "NCCL_", look, filepath.Join(dir, tc.class), func() bool { return tc.linked }); got != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})

@@ -280,6 +280,7 @@ API int cuDeviceGetUuid_v2(unsigned char *id, int dev) {
 API int cuDeviceGetName(char *b, int n, int dev) { snprintf(b, n, "Fake %d", dev); return 0; }
 API int cuDeviceTotalMem_v2(size_t *n, int dev) { (void)dev; *n = 1ull << 35; return 0; } /* half of it cannot be had */
 API int cuDeviceGetPCIBusId(char *b, int n, int dev) { snprintf(b, n, "0000:%02x:00.0", dev + 1); return 0; }
+API int cuDeviceGetP2PAttribute(int *v, int what, int a, int b) { *v = what == 3 && a != b; return 0; }
 API int cuDeviceCanAccessPeer(int *v, int a, int b) { *v = a != b; return 0; }
 #ifdef HIP
 API int hipSetDevice(int dev) { current = dev + 1; return sticky; }

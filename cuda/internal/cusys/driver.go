@@ -143,6 +143,16 @@ func (d *Driver) CanAccessPeer(dev, peer Device) (bool, error) {
 	return v != 0, d.check(&d.f.DeviceCanAccessPeer, rc)
 }
 
+// p2pNativeAtomics is CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
+const p2pNativeAtomics = 3
+
+// PeerAtomics reports whether atomic operations of dev on peer's memory go through the link between them: NVLink can, PCIe cannot.
+func (d *Driver) PeerAtomics(dev, peer Device) (bool, error) {
+	var v int32
+	rc := d.f.DeviceGetP2PAttribute.Result6(uintptr(unsafe.Pointer(&v)), p2pNativeAtomics, u32(dev), u32(peer), 0, 0)
+	return v != 0, d.check(&d.f.DeviceGetP2PAttribute, rc)
+}
+
 // PrimaryCtxRetain makes or finds the device's primary context, the one that collective libraries expect. On HIP,
 // which has none, the result stands for the device.
 func (d *Driver) PrimaryCtxRetain(dev Device) (Context, error) {

@@ -82,6 +82,7 @@ func calls() []call {
 		{"cuDeviceTotalMem_v2 muDeviceTotalMem_v2 hipDeviceTotalMem", "dev=2", func(d *Driver) (any, error) { return one(d.DeviceMemory(2)) }, uint64(1 << 40)},
 		{"cuDeviceGetPCIBusId muDeviceGetPCIBusId hipDeviceGetPCIBusId", "len=255 dev=2", func(d *Driver) (any, error) { return one(d.DevicePCIBusID(2)) }, "0000:1b:00.0"},
 		{"cuDeviceCanAccessPeer muDeviceCanAccessPeer hipDeviceCanAccessPeer", "dev=2 peer=7", func(d *Driver) (any, error) { return one(d.CanAccessPeer(2, 7)) }, true},
+		{"cuDeviceGetP2PAttribute muDeviceGetP2PAttribute -", "what=3 dev=2 peer=7", func(d *Driver) (any, error) { return one(d.PeerAtomics(2, 7)) }, true},
 		{"cuDevicePrimaryCtxRetain muDevicePrimaryCtxRetain -", "dev=4", func(d *Driver) (any, error) { return one(d.PrimaryCtxRetain(4)) }, Context(0x1111222233334444)},
 		{"cuDevicePrimaryCtxRelease_v2 muDevicePrimaryCtxRelease_v2 -", "dev=4", func(d *Driver) (any, error) { return none(d.PrimaryCtxRelease(4)) }, nil},
 		{"cuDevicePrimaryCtxGetState muDevicePrimaryCtxGetState -", "dev=4", func(d *Driver) (any, error) { return one(d.PrimaryCtxActive(4)) }, true},
@@ -256,7 +257,7 @@ func TestEveryCallOfEveryVendor(t *testing.T) {
 				if e.Func != 0 && !seen[e.field] && !(v == HIP && strings.HasPrefix(e.field, "Ctx")) {
 					t.Errorf("%s (%s) is never called by this test", e.field, e.Name)
 				}
-				if e.Func == 0 && !(v == HIP && strings.HasPrefix(e.field, "PrimaryCtx")) {
+				if e.Func == 0 && !(v == HIP && (strings.HasPrefix(e.field, "PrimaryCtx") || e.field == "DeviceGetP2PAttribute")) {
 					t.Errorf("%s is not bound", e.field)
 				}
 			}

@@ -10,7 +10,7 @@ import (
 type functions struct {
 	Init, DriverGetVersion dl.Entry
 
-	DeviceGetCount, DeviceGet, DeviceGetAttribute, DeviceGetUuid, DeviceGetName, DeviceTotalMem, DeviceGetPCIBusId, DeviceCanAccessPeer dl.Entry
+	DeviceGetCount, DeviceGet, DeviceGetAttribute, DeviceGetUuid, DeviceGetName, DeviceTotalMem, DeviceGetPCIBusId, DeviceCanAccessPeer, DeviceGetP2PAttribute dl.Entry
 
 	PrimaryCtxRetain, PrimaryCtxRelease, PrimaryCtxGetState, CtxSetCurrent, CtxGetCurrent, CtxGetDevice, CtxSynchronize dl.Entry
 
@@ -59,6 +59,7 @@ func (f *functions) rows() []row {
 		{&f.DeviceTotalMem, "DeviceTotalMem_v2", "", "DeviceTotalMem", "CMH", ""},
 		{&f.DeviceGetPCIBusId, "DeviceGetPCIBusId", "", "DeviceGetPCIBusId", "CMH", ""},
 		{&f.DeviceCanAccessPeer, "DeviceCanAccessPeer", "", "DeviceCanAccessPeer", "CMH", ""},
+		{&f.DeviceGetP2PAttribute, "DeviceGetP2PAttribute", "", "-", "", ""}, // AMD's attributes have other numbers
 
 		{&f.PrimaryCtxRetain, "DevicePrimaryCtxRetain", "", "-", "CM", ""},
 		{&f.PrimaryCtxRelease, "DevicePrimaryCtxRelease_v2", "", "-", "CM", ""},

@@ -43,6 +43,7 @@ D(cuDeviceCanAccessPeer, muDeviceCanAccessPeer, hipDeviceCanAccessPeer, (int *v,
 D(, , hipSetDevice, (int dev), , "dev=%d", dev)
 D(, , hipGetDevice, (int *dev), *dev = 4, "dev=%d", dev != 0)
 #else
+D(cuDeviceGetP2PAttribute, muDeviceGetP2PAttribute, , (int *v, int what, int dev, int peer), *v = 1, "what=%d dev=%d peer=%d", what, dev, peer)
 D(cuDevicePrimaryCtxRetain, muDevicePrimaryCtxRetain, , (ptr *c, int dev), *c = (ptr)0x1111222233334444, "dev=%d", dev)
 D(cuDevicePrimaryCtxRelease_v2, muDevicePrimaryCtxRelease_v2, , (int dev), , "dev=%d", dev)
 D(cuDevicePrimaryCtxGetState, muDevicePrimaryCtxGetState, , (int dev, u32 *flags, int *active), (*flags = 4, *active = 1), "dev=%d", dev)
