@@ -99,7 +99,7 @@ type HostAccount struct {
 	Opened   time.Duration `json:"opened_ns,omitempty"`    // until its agent spoke
 	Prepared time.Duration `json:"prepared_ns,omitempty"`  // until it had prepared
 	Met      time.Duration `json:"met_ns,omitempty"`       // until its node had met all others
-	Lost     string        `json:"lost,omitempty"`         // why it was given up
+	Error    string        `json:"error,omitempty"`        // why it did not start, or was given up
 }
 
 // RankAccount says how a rank ended.

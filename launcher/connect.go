@@ -123,6 +123,7 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 			delete(missing, res.index)
 			if res.err != nil {
 				errOf[res.index] = &hostError{p.Hosts[res.index].Name, res.err}
+				r.acct.Hosts[res.index].Error = res.err.Error()
 				if len(errOf) == 1 {
 					stop := time.AfterFunc(othersGrace, cancel)
 					defer stop.Stop()
@@ -294,7 +295,7 @@ func (r *retries) reason(host string) error {
 func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds, files *staging, index int, key []byte, connected func()) (*remoteHost, error) {
 	p := r.plan
 	ph := &p.Hosts[index]
-	h := &remoteHost{index: index, name: ph.Name, events: r.events, output: r.output, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
+	h := &remoteHost{index: index, size: len(p.Ranks), name: ph.Name, events: r.events, output: r.output, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
 		say:  func(line string) { r.say("%s", line) },
 		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
 	s, err := push.Open(dial, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})

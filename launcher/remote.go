@@ -50,6 +50,7 @@ const (
 type remoteHost struct {
 	index     int
 	name      string
+	size      int // of the job
 	ranks     []int
 	events    chan<- agentEvent
 	output    *outputs
@@ -213,9 +214,17 @@ func (h *remoteHost) know(s *agentwire.State) {
 	if s == nil {
 		return
 	}
-	h.last = jobState{ended: s.Ended}
+	is := func(rank int) bool { return rank >= 0 && rank < h.size }
+	h.last = jobState{}
+	for _, r := range s.Ended {
+		if is(r) {
+			h.last.ended = append(h.last.ended, r)
+		}
+	}
 	for _, p := range s.Suspicions {
-		h.last.suspicions = append(h.last.suspicions, node.Suspicion{By: p.By, Rank: p.Rank})
+		if is(p.By) && is(p.Rank) {
+			h.last.suspicions = append(h.last.suspicions, node.Suspicion{By: p.By, Rank: p.Rank})
+		}
 	}
 }
 

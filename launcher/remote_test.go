@@ -1,13 +1,16 @@
 package launcher
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
 )
 
@@ -99,3 +102,60 @@ func TestLocalAndRemoteRanks(t *testing.T) {
 		})
 	}
 }
+
+// Whatever an agent says, gorun does not fall over.
+func FuzzAgentSays(f *testing.F) {
+	for _, m := range []*agentwire.Message{
+		{Started: &agentwire.Started{Ranks: []agentwire.StartedRank{{Rank: 1, PID: 7}, {Rank: 2}}}},
+		{Exited: &agentwire.Exited{Rank: 1, Code: 3, State: &agentwire.State{Ended: []int{-1, 1, 9}, Suspicions: []agentwire.Suspicion{{By: 1, Rank: 8}}}}},
+		{Reaped: &agentwire.Reaped{Killed: 1, Joined: []agentwire.Joined{{Rank: -3}}}},
+		{RankFailed: &agentwire.RankFailed{Rank: 99, Failed: agentwire.Failed{Code: 1, Text: "x"}}},
+		{Doubt: &agentwire.Doubt{Host: -1}}, {Doubt: &agentwire.Doubt{Host: 5, Unreached: true}}, {StdinRead: &agentwire.Empty{}}, {Met: &agentwire.Text{}}, {Prepare: &agentwire.Prepare{}},
+	} {
+		b, err := agentwire.Encode(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(append(b, b...))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := &runner{plan: &Plan{KillGrace: time.Hour}, acct: &Account{}, failed: -1, events: make(chan agentEvent, eventRoom(3, 2)), lost: make([]bool, 2), bringing: []bool{true, true}, forking: 2}
+		for i := range 3 {
+			r.plan.Ranks = append(r.plan.Ranks, PlanRank{Rank: i, Host: min(i, 1)})
+			r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: i})
+		}
+		r.plan.Hosts = []PlanHost{{Name: "a", Local: true}, {Name: "b"}}
+		r.acct.Hosts = make([]HostAccount, 2)
+		h := &remoteHost{index: 1, size: 3, name: "b", ranks: []int{1, 2}, running: map[int]bool{1: true, 2: true}, events: r.events, doubt: r.doubt,
+			unreached: func(int, int) {}, log: func(string) {}, gone: make(chan struct{}), wasReaped: make(chan struct{})}
+		local := &localHost{node: &fakeNode{}, agent: &agent{}}
+		r.hosts = []hostAgent{local, &deafHost{remoteHost: h}}
+		for in := bytes.NewReader(b); ; {
+			m, err := agentwire.Read(in)
+			if err == nil {
+				err = h.handle(m)
+			}
+			if err != nil {
+				break
+			}
+			for len(r.events) > 0 {
+				r.event(<-r.events)
+			}
+		}
+		for k, rank := range h.state().ended {
+			r.acct.Ranks[rank].heard = k + 1
+		}
+		r.acct.suspicions = h.state().suspicions
+		r.acct.settle(0, 0)
+		r.acct.Summary()
+		h.threads.Wait()
+	})
+}
+
+// deafHost is a remote host that is told nothing.
+type deafHost struct{ *remoteHost }
+
+func (*deafHost) stopForks()                            {}
+func (*deafHost) signal(syscall.Signal, func(int) bool) {}
+func (*deafHost) refresh()                              {}
+func (*deafHost) lose(int, string, string)              {}

@@ -497,7 +497,7 @@ func (r *runner) loseHost(e agentEvent) {
 		return
 	}
 	r.lost[e.host] = true
-	r.acct.Hosts[e.host].Lost = e.err.Error()
+	r.acct.Hosts[e.host].Error = e.err.Error()
 	name := r.plan.Hosts[e.host].Name
 	for i, h := range r.hosts {
 		if !r.lost[i] {

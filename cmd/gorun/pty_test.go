@@ -91,8 +91,22 @@ func TestTerminal(t *testing.T) {
 			}
 		}
 	})
-	t.Run("prompt and answer", func(t *testing.T) {
-		j := newJob(t, "-np", "2", "sh", "-c", `[ $RANK = 0 ] || exit 0; printf 'N = '; read n; echo "got <$n>"; read n || echo end`)
+	home := remoteHome(t)
+	for _, there := range []string{"", " elsewhere"} {
+		job := func(t *testing.T, np string, args ...string) *job {
+			if there == "" {
+				return newJob(t, append([]string{"-np", np}, args...)...)
+			}
+			return remoteJob(t, home, "a,b", append([]string{"-np", np}, args...)...)
+		}
+		terminalInput(t, there, job)
+	}
+}
+
+// terminalInput is what a rank, here or elsewhere, reads from a terminal.
+func terminalInput(t *testing.T, there string, newJob func(t *testing.T, np string, args ...string) *job) {
+	t.Run("prompt and answer"+there, func(t *testing.T) {
+		j := newJob(t, "2", "sh", "-c", `[ $RANK = 0 ] || exit 0; printf 'N = '; read n; echo "got <$n>"; read n || echo end`)
 		term := onTerminal(t, j)
 		j.eventually("prompt", 20*time.Second, func() bool { return strings.Contains(term.shows(), "N = ") })
 		term.master.WriteString("4 5\n")
@@ -103,8 +117,8 @@ func TestTerminal(t *testing.T) {
 		}
 		j.eventually("end", 20*time.Second, func() bool { return strings.Contains(term.shows(), "end\r\n") })
 	})
-	t.Run("a rank that does not read takes one line at most", func(t *testing.T) {
-		j := newJob(t, "sh", "-c", `printf go; exec rank sleep`)
+	t.Run("a rank that does not read takes one line at most"+there, func(t *testing.T) {
+		j := newJob(t, "1", "sh", "-c", `printf go; exec rank sleep`)
 		term := onTerminal(t, j)
 		j.until("up0")
 		term.master.WriteString("one\ntwo\nthree\n")
