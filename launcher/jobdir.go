@@ -40,7 +40,7 @@ func (f *jobFiles) makeDir(need int64, program bool) error {
 			why = append(why, fmt.Sprintf("%s: %s", base, reason(err)))
 			continue
 		}
-		f.sweep(base)
+		f.sweep(base, time.Minute) // one that is being made is locked soon
 		var random [4]byte
 		rand.Read(random[:])
 		dir := filepath.Join(base, jobDirPrefix+f.job+"-"+hex.EncodeToString(random[:]))
@@ -100,8 +100,8 @@ func fits(dir string, need int64, program bool) error {
 	return nil
 }
 
-// sweep removes the directories that dead agents of this user left behind: those that nobody holds locked.
-func (f *jobFiles) sweep(base string) {
+// sweep removes the directories that dead agents of this user left behind some time ago: those that nobody holds locked.
+func (f *jobFiles) sweep(base string, age time.Duration) {
 	if !ownDisk(base) {
 		return // the lock of an agent on another machine may not be seen
 	}
@@ -112,7 +112,7 @@ func (f *jobFiles) sweep(base string) {
 	for _, dir := range names {
 		var st unix.Stat_t
 		if unix.Lstat(dir, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() ||
-			time.Since(time.Unix(st.Ctim.Unix())) < time.Minute { // one that is being made is locked soon
+			time.Since(time.Unix(st.Ctim.Unix())) < age {
 			continue
 		}
 		d, err := os.Open(dir)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -247,6 +248,27 @@ func isELF(file string) (bool, error) {
 	return bytes.Equal(magic[:], []byte("\x7fELF")), err
 }
 
+// archOf is the architecture of an executable, as Go names it if it is one of the usual ones; "" if the file is no executable.
+func archOf(file string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	var head [20]byte
+	if _, err := io.ReadFull(f, head[:]); err != nil || string(head[:4]) != "\x7fELF" {
+		return ""
+	}
+	machine := binary.LittleEndian.Uint16(head[18:])
+	if head[5] == 2 {
+		machine = binary.BigEndian.Uint16(head[18:])
+	}
+	if name := map[uint16]string{3: "386", 21: "ppc64", 22: "s390x", 40: "arm", 62: "amd64", 183: "arm64", 243: "riscv64", 258: "loong64"}[machine]; name != "" {
+		return name
+	}
+	return fmt.Sprintf("machine %d", machine)
+}
+
 // buildDir is the private directory for the executable of a package: one that belongs to this user and that nobody
 // else may write, in the user's cache if there is one, else a fresh one for this launch.
 func buildDir(pkg string) (dir string, scratch bool, err error) {
@@ -277,8 +299,12 @@ func execError(p Program, rank int, err error) error {
 	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return fmt.Errorf("start rank %d: %w", rank, err) // the machine's limits, not the program
 	case errors.Is(err, syscall.ENOEXEC):
-		e.Msg += ": neither a program for this machine nor a script that begins with #!"
 		e.Err = nil
+		if arch := archOf(p.Path); arch != "" && arch != runtime.GOARCH {
+			e.Msg += fmt.Sprintf(": it is a program for %s, and this host is %s", arch, runtime.GOARCH)
+		} else {
+			e.Msg += ": neither a program for this machine nor a script that begins with #!"
+		}
 	case errors.Is(err, syscall.ENOENT):
 		e.Code = ExitNotFound
 		if _, serr := os.Stat(p.Path); serr == nil {
