@@ -262,7 +262,7 @@ func TestRemote(t *testing.T) {
 			if m == nil {
 				t.Fatalf("status of %s: %s", what, status)
 			}
-			if kb, _ := strconv.Atoi(string(m[1])); kb == 0 || kb > 96<<10 {
+			if kb, _ := strconv.Atoi(string(m[1])); kb == 0 || kb > 256<<10 {
 				t.Errorf("%s has %d kB of memory", what, kb)
 			}
 		}
