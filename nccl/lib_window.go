@@ -305,9 +305,10 @@ func (l *library) newPanes(ctx context.Context, keys []windowed, unasked bool) (
 		return made, "", nil
 	}
 	for _, p := range made {
-		if l.c.failed.Load() == nil {
-			p.raw.close()
+		if l.c.failed.Load() != nil && l.keep(p.hold) {
+			continue // the abort ends it
 		}
+		p.raw.close()
 		p.hold.Release()
 	}
 	if unasked && l.unable.Load() == nil {
