@@ -34,8 +34,9 @@ type rank struct {
 	a, b   *cuda.Buffer[float32]
 	others []*nccl.Comm
 
-	culprit int    // of the test, where it has one
-	got     string // the error that a mistake gave
+	culprit int           // of the test, where it has one
+	got     string        // the error that a mistake gave
+	took    time.Duration // until then
 }
 
 func newRank(ctx context.Context, job *bootstrap.Job) (*rank, error) {

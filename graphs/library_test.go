@@ -107,66 +107,6 @@ func everywhere(t *testing.T, f func(ctx context.Context, r *rank) error, env ..
 	onDevices(t, elements, f, env...)
 }
 
-// TestLibraryMistakes is TestMistakes, one mistake after the other in the same processes. Large: the library registers nothing for small calls, so what hangs it
-// does so with large ones only.
-func TestLibraryMistakes(t *testing.T) {
-	run := func(n, culprit int) func(ctx context.Context, job *bootstrap.Job) error {
-		return func(ctx context.Context, job *bootstrap.Job) error {
-			var r *rank
-			var err error
-			fresh := true
-			for _, m := range mistakes(n) {
-				fmt.Println(m.name)
-				if fresh {
-					if r, err = newRankOn(ctx, job, strconv.Itoa(job.LocalRank()), "world", n); err != nil {
-						return fmt.Errorf("before %q: %w", m.name, err)
-					}
-				}
-				if err := errors.Join(job.Barrier(ctx), m.on(ctx, r, culprit)); err != nil {
-					return fmt.Errorf("%s: %w", m.name, err)
-				}
-				fmt.Println("\t", r.got)
-				// With windows the kernels of NCCL 2.28 do not see an abort: what the mistakes after it enqueue could not be ended.
-				if fresh = m.ruined || m.panes; fresh {
-					if err := r.close(); err != nil {
-						return fmt.Errorf("after %q: %w", m.name, err)
-					}
-					continue
-				}
-				for _, c := range r.others {
-					if err := c.Close(); err != nil {
-						return fmt.Errorf("after %q: %w", m.name, err)
-					}
-				}
-				if r.others = nil; r.side != nil {
-					if err := r.side.Close(); err != nil {
-						return fmt.Errorf("after %q: %w", m.name, err)
-					}
-					r.side = nil
-				}
-			}
-			if fresh {
-				return nil
-			}
-			return r.close()
-		}
-	}
-	for _, n := range []int{elements, 4 << 20} {
-		for culprit := range 2 {
-			t.Run(fmt.Sprintf("%d bytes, rank %d", 4*n, culprit), func(t *testing.T) {
-				if n > elements {
-					t.Run("GPU", func(t *testing.T) {
-						dltest.NeedGPUs(t, 2)
-						allWell(t, ranktest.RunProcesses(t, 2, run(n, culprit), append(dltest.GPUEnv(), noWindows)...))
-					})
-					return
-				}
-				onLibrary(t, run(n, culprit), nil, noWindows)
-			})
-		}
-	}
-}
-
 // TestLibraryRandomPrograms is TestRandomPrograms, the last ones with large buffers.
 func TestLibraryRandomPrograms(t *testing.T) {
 	onDevices(t, elements, func(ctx context.Context, r *rank) error {
