@@ -122,7 +122,7 @@ func proxies(hosts int, prefix string, look dl.Lookup, class string, linked func
 	if hosts > 1 {
 		return fmt.Sprintf("there are %d hosts, and the network's proxies want it", hosts)
 	}
-	for _, s := range []string{"SHM_DISABLE", "P2P_USE_CUDA_MEMCPY", "SHM_USE_CUDA_MEMCPY", "LAUNCH_ORDER_IMPLICIT", "PROFILER_PLUGIN"} {
+	for _, s := range []string{"SHM_DISABLE", "P2P_USE_CUDA_MEMCPY", "SHM_USE_CUDA_MEMCPY", "LAUNCH_ORDER_IMPLICIT", "PROFILER_PLUGIN", "HOSTID"} {
 		if value, from := look(prefix + s); value != "" && value != "0" && value != "none" {
 			return fmt.Sprintf("%s=%s (%s) wants it", prefix+s, value, from)
 		}

@@ -85,6 +85,7 @@ func TestProxies(t *testing.T) {
 		{"no shared memory", "none", "NCCL_SHM_DISABLE", "1", 1, false, "NCCL_SHM_DISABLE=1 (test) wants it"},
 		{"shared memory", "none", "NCCL_SHM_DISABLE", "0", 1, false, ""},
 		{"a profiler", "none", "NCCL_PROFILER_PLUGIN", "nsys", 1, false, "NCCL_PROFILER_PLUGIN=nsys (test) wants it"},
+		{"hosts of the library's", "none", "NCCL_HOSTID", "rack-1", 1, false, "NCCL_HOSTID=rack-1 (test) wants it"},
 		{"launch order", "none", "NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1, false, "NCCL_LAUNCH_ORDER_IMPLICIT=1 (test) wants it"},
 	}
 	for _, tc := range cases {
