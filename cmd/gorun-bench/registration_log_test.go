@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -163,4 +165,48 @@ func FuzzParseLine(f *testing.F) {
 			t.Errorf("%d: %q: registered, nothing is known of it: %+v", v, line, e)
 		}
 	})
+}
+
+// TestRecordedLogs goes through what rank 0 of two wrote in a whole run of the check, on two H200: nothing is unknown, and what was registered was given back.
+func TestRecordedLogs(t *testing.T) {
+	files, err := filepath.Glob("testdata/registration/nccl-*.log")
+	if err != nil || len(files) < 2 {
+		t.Fatalf("recorded logs: %v %v", files, err)
+	}
+	for _, file := range files {
+		v, err := parseVersion(strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "nccl-"), ".log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := map[eventKind]int{}
+		open := map[uint64]int{} // by the head of the allocation, which is that of the range noted last
+		var head uint64
+		for line := range strings.Lines(string(b)) {
+			e, ok := parseLine(v, line)
+			if !ok || e.Rank > 0 {
+				t.Errorf("%s: %s: %v, rank %d", file, line, ok, e.Rank)
+			}
+			count[e.Kind]++
+			switch e.Kind {
+			case noted:
+				head = e.Addr[0]
+			case registered:
+				open[head]++
+			case deregistered:
+				open[e.Addr[0]]--
+			}
+		}
+		if d := cmp.Diff(count, map[eventKind]int{noted: 10, refused: 1, registered: 5, deregistered: 5, inWindow: 1}); d != "" {
+			t.Errorf("%s: got - want +:\n%s", file, d)
+		}
+		for addr, n := range open {
+			if n != 0 {
+				t.Errorf("%s: %#x: %d more registered than given back", file, addr, n)
+			}
+		}
+	}
 }

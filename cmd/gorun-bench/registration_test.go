@@ -244,7 +244,7 @@ func TestRegistrationHost(t *testing.T) {
 
 func localRank(job *bootstrap.Job) string { return strconv.Itoa(job.LocalRank()) }
 
-// inLibrary are the rows of a library that registers the receiver's buffer.
+// inLibrary are the rows of a library that registers the receive buffers of collectives and both of messages, as NCCL does within a host.
 func inLibrary(released string) []string {
 	return []string{
 		"nccl.Alloc, all-gather, captured, recv: graph, IPC, " + released,
@@ -254,6 +254,7 @@ func inLibrary(released string) []string {
 		"window, all-gather, captured, recv: window, Window.Close",
 		"small nccl.Alloc, all-gather, captured, send: window, at a later capture",
 		"small nccl.Alloc, all-gather, captured, recv: window, at a later capture",
+		"nccl.Alloc, send and recv, captured, send: graph, IPC, " + released,
 		"nccl.Alloc, send and recv, captured, recv: graph, IPC, " + released,
 	}
 }
@@ -279,6 +280,7 @@ func TestRegistrationLibrary(t *testing.T) {
 			"window, all-gather, captured, recv: window, Window.Close",
 			"small nccl.Alloc, all-gather, captured, send: window, at a later capture",
 			"small nccl.Alloc, all-gather, captured, recv: window, at a later capture",
+			"nccl.Alloc, send and recv, captured, send: graph, IPC, NOT RELEASED",
 			"nccl.Alloc, send and recv, captured, recv: graph, IPC, NOT RELEASED",
 			"[0 1] nccl.Alloc, all-gather, captured: the library has not given the registration back",
 			"[0 1] nccl.Alloc, all-gather, registered: the library has not given the registration back",

@@ -343,7 +343,11 @@ func (q *checkRequest) probe(io stdio, job launcher.Job, gpus int) (*ranksReport
 		}
 	}
 	if r.Error != "" {
-		fault(true, "communicator: "+r.Error, "-x NCCL_DEBUG=INFO on a launch shows what the library did")
+		advice := "-x NCCL_DEBUG=INFO on a launch shows what the library did"
+		if strings.Contains(r.Error, "no usable library") {
+			advice = "install the library, or name its file by the variable in brackets"
+		}
+		fault(true, "communicator: "+r.Error, advice)
 	}
 	return r, nil
 }

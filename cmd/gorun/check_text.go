@@ -144,7 +144,7 @@ func (r *ranksReport) write(b *strings.Builder, verbose bool) {
 	for _, p := range r.Ranks {
 		what := fmt.Sprintf("rank %d", p.Rank)
 		if p.Error != "" {
-			line(b, what, "%s", p.Error)
+			line(b, what, "%s", firstLine(p.Error))
 			continue
 		}
 		text := p.Device
@@ -164,7 +164,7 @@ func (r *ranksReport) write(b *strings.Builder, verbose bool) {
 	}
 	switch {
 	case r.Error != "":
-		line(b, "communicator", "%s", r.Error)
+		line(b, "communicator", "%s", firstLine(r.Error))
 	case len(r.Explain) > 0:
 		line(b, "communicator", "of %d ranks; an all-reduce is right", len(r.Ranks))
 	}
@@ -173,4 +173,10 @@ func (r *ranksReport) write(b *strings.Builder, verbose bool) {
 			fmt.Fprintf(b, "    %s\n", l)
 		}
 	}
+}
+
+// firstLine is enough for the table: the fault below it has the rest.
+func firstLine(s string) string {
+	first, _, _ := strings.Cut(s, "\n")
+	return first
 }

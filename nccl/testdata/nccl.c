@@ -484,7 +484,7 @@ static int hold(struct comm *c, stream_t s) {
 	return object_create(&object, h, graph_gone, 1, 1) || graph_retain(g, object, 1, 1);
 }
 
-/* registers tells of a call's buffers what the real library tells: with rings and messages the receiver's is registered. */
+/* registers tells of a call's buffers what the real library tells: of collectives the receive buffer is registered, of messages both ends. */
 static void registers(struct op *o, int captured) {
 	struct comm *c = o->c;
 	if (!getenv("NCCL_DEBUG_FILE"))
@@ -495,7 +495,7 @@ static void registers(struct op *o, int captured) {
 	if (o->kind == P2P) {
 		nbufs = 0;
 		for (struct message *m = o->messages; m && nbufs < 16; m = m->next)
-			if (!m->send && m->peer != c->rank)
+			if (m->peer != c->rank)
 				bufs[nbufs] = (uintptr_t)m->p, sizes_of[nbufs++] = m->n;
 	} else {
 		int in = 0;

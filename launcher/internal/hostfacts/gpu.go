@@ -17,7 +17,17 @@ const (
 	mooreThreads = "Moore Threads"
 )
 
-var vendors = map[string]string{"0x10de": nvidia, "0x1002": amd, "0x1ed5": mooreThreads}
+func vendorOf(id string) string {
+	switch id {
+	case "0x10de":
+		return nvidia
+	case "0x1002":
+		return amd
+	case "0x1ed5":
+		return mooreThreads
+	}
+	return ""
+}
 
 // gpus are those on the PCI bus, with what their driver tells of them, and those whose device files are there although the bus does not show them, as in
 // some containers.
@@ -25,10 +35,10 @@ func (h host) gpus() []GPU {
 	gpus := []GPU{}
 	for _, bus := range h.names("sys/bus/pci/devices") {
 		at := filepath.Join("sys/bus/pci/devices", bus)
-		vendor, ok := vendors[h.text(filepath.Join(at, "vendor"))]
+		vendor := vendorOf(h.text(filepath.Join(at, "vendor")))
 		// Display controllers, 3D controllers, and AMD's processing accelerators.
 		class := h.text(filepath.Join(at, "class"))
-		if !ok || !strings.HasPrefix(class, "0x03") && !strings.HasPrefix(class, "0x12") {
+		if vendor == "" || !strings.HasPrefix(class, "0x03") && !strings.HasPrefix(class, "0x12") {
 			continue
 		}
 		// A graphics adapter that the machine's board has for its console is no GPU to compute on.

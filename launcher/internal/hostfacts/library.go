@@ -9,9 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
+	"strings"
 )
 
 // wanted is a library that ranks open, where they look for it, and how its file tells its version.
@@ -23,8 +23,8 @@ type wanted struct {
 	dirs    []string
 	homeEnv []string
 	homes   []string
-	wheels  []string       // folders under Python's site-packages
-	tells   *regexp.Regexp // its version, in its read-only data
+	wheels  []string // folders under Python's site-packages
+	tells   string   // stands before its version in its read-only data; "" where the file's name must tell it
 }
 
 var libraries = []wanted{
@@ -32,7 +32,7 @@ var libraries = []wanted{
 		dirs: []string{"/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"}},
 	{vendor: nvidia, name: "NCCL", env: "GORUN_NCCL_LIB", sonames: []string{"libnccl.so.2", "libnccl.so"},
 		homeEnv: []string{"NCCL_HOME", "CUDA_HOME", "CUDA_PATH"}, homes: []string{"/usr/local/cuda", "/usr/local/nccl"},
-		wheels: []string{"nvidia/nccl/lib"}, tells: ncclVersion},
+		wheels: []string{"nvidia/nccl/lib"}, tells: "CCL version "},
 	{vendor: mooreThreads, name: "MUSA driver", env: "GORUN_MUSA_LIB", sonames: []string{"libmusa.so.1", "libmusa.so"},
 		homeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, homes: []string{"/usr/local/musa"}},
 	{vendor: mooreThreads, name: "MCCL", env: "GORUN_MCCL_LIB", sonames: []string{"libmccl.so.2", "libmccl.so"},
@@ -40,10 +40,8 @@ var libraries = []wanted{
 	{vendor: amd, name: "HIP runtime", env: "GORUN_HIP_LIB", sonames: []string{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"},
 		homeEnv: []string{"ROCM_PATH", "HIP_PATH"}, homes: []string{"/opt/rocm"}},
 	{vendor: amd, name: "RCCL", env: "GORUN_RCCL_LIB", sonames: []string{"librccl.so.1", "librccl.so"},
-		homeEnv: []string{"ROCM_PATH"}, homes: []string{"/opt/rocm"}, tells: ncclVersion},
+		homeEnv: []string{"ROCM_PATH"}, homes: []string{"/opt/rocm"}, tells: "CCL version "},
 }
-
-var ncclVersion = regexp.MustCompile(`(?:NCCL|RCCL) version ([0-9]+\.[0-9]+\.[0-9]+)`)
 
 // libraries looks for those of the makers whose GPUs ranks can reach, and for those that the environment names.
 func (h host) libraries(gpus []GPU) []Library {
@@ -192,16 +190,14 @@ func loadable(path string) error {
 	return nil
 }
 
-var inFileName = regexp.MustCompile(`\.so\.([0-9]+(?:\.[0-9]+)+)$`)
-
 // versionOf is a library's version by the name of its file, else by a text in it; "" if neither tells.
-func versionOf(path string, tells *regexp.Regexp) string {
+func versionOf(path, tells string) string {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
-		if m := inFileName.FindStringSubmatch(filepath.Base(real)); m != nil {
-			return m[1]
+		if _, v, ok := strings.Cut(filepath.Base(real), ".so."); ok && strings.Contains(v, ".") && leadingVersion(v) == v {
+			return v
 		}
 	}
-	if tells == nil {
+	if tells == "" {
 		return ""
 	}
 	f, err := elf.Open(path)
@@ -213,23 +209,39 @@ func versionOf(path string, tells *regexp.Regexp) string {
 	if s == nil || s.Type == elf.SHT_NOBITS {
 		return ""
 	}
-	return find(s.Open(), tells)
+	return findVersion(s.Open(), tells)
 }
 
-// find looks for the first text that matches, of up to 256 bytes.
-func find(r io.Reader, text *regexp.Regexp) string {
-	const overlap = 256
+// leadingVersion is the version with which s begins: "2.28.9" of "2.28.9+cuda12.9".
+func leadingVersion(s string) string {
+	n := 0
+	for n < len(s) && (s[n] >= '0' && s[n] <= '9' || s[n] == '.' && n > 0 && s[n-1] != '.') {
+		n++
+	}
+	return strings.TrimSuffix(s[:n], ".")
+}
+
+// findVersion looks for the first mark with a version of three numbers behind it.
+func findVersion(r io.Reader, mark string) string {
+	const longest = 64 // mark and version
 	buf := make([]byte, 0, 1<<20)
 	for {
 		n, err := io.ReadFull(r, buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
-		// A match at the very end may go on in what follows.
+		// What begins near the end may go on in what follows.
 		end := len(buf)
 		if err == nil {
-			end -= overlap
+			end -= longest
 		}
-		if m := text.FindSubmatchIndex(buf); m != nil && m[0] < end {
-			return string(bytes.Clone(buf[m[2]:m[3]]))
+		for at := 0; ; {
+			i := bytes.Index(buf[at:], []byte(mark))
+			if i < 0 || at+i >= end {
+				break
+			}
+			at += i + len(mark)
+			if v := leadingVersion(string(buf[at:min(at+longest, len(buf))])); strings.Count(v, ".") == 2 {
+				return v
+			}
 		}
 		if err != nil {
 			return ""

@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -103,17 +102,21 @@ func TestLibraries(t *testing.T) {
 	}
 }
 
-func TestFind(t *testing.T) {
+func TestFindVersion(t *testing.T) {
 	const size = 1 << 20
-	pattern := regexp.MustCompile(`version ([0-9.]+)`)
-	for _, at := range []int{0, 1, size - 300, size - 256, size - 10, size - 1, size, 3*size - 5, 3*size + 7} {
+	for _, at := range []int{0, 1, size - 300, size - 65, size - 64, size - 10, size - 1, size, 3*size - 5, 3*size + 7} {
 		text := strings.Repeat("x", at) + "version 2.28.9+" + strings.Repeat("y", size/2)
-		if got := find(strings.NewReader(text), pattern); got != "2.28.9" {
+		if got := findVersion(strings.NewReader(text), "version "); got != "2.28.9" {
 			t.Errorf("at %d: got %q", at, got)
 		}
 	}
-	if got := find(strings.NewReader(strings.Repeat("version ", size)), pattern); got != "" {
-		t.Errorf("got %q where there is none", got)
+	for _, text := range []string{strings.Repeat("version ", size/4), "version 2.28", "version 2.28.", "version ..1", "version 1.2.3.4", ""} {
+		if got := findVersion(strings.NewReader(text), "version "); got != "" {
+			t.Errorf("%.20q: got %q where there is none", text, got)
+		}
+	}
+	if got := findVersion(strings.NewReader("version x, version 2.x, version 2.19.3"), "version "); got != "2.19.3" {
+		t.Errorf("the third: got %q", got)
 	}
 }
 
