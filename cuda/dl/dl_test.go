@@ -376,3 +376,48 @@ func BenchmarkCall(b *testing.B) {
 		f.Call9(1, 2, 3, 4, 5, 6, 7, 0, 0)
 	}
 }
+
+// Arguments come in their places.
+func TestResultArguments(t *testing.T) {
+	e := dl.Entry{Func: open(t).Lookup("spread")}
+	const a = 0x1234567800000000
+	if got := e.Result12(a, a+1, a+2, a+3, a+4, a+5, a+6, a+7, a+8, a+9, a+10, a+11); got != 0 {
+		t.Errorf("got %d, want 0: the argument with this number is wrong, or for -1 the stack", got)
+	}
+}
+
+// The goroutine's stack moves while C calls back into Go, and while it is collected.
+func TestResultCallback(t *testing.T) {
+	e := dl.Entry{Func: open(t).Lookup("call_back")}
+	var deep func(n int) int
+	deep = func(n int) int {
+		var page [1024]byte
+		if n == 0 {
+			runtime.GC()
+			return int(page[0])
+		}
+		page[n] = byte(n)
+		return deep(n-1) + int(page[n])
+	}
+	var came atomic.Uint64
+	f := dl.NewCallback(func(arg uintptr) {
+		came.Store(uint64(arg))
+		deep(int(arg))
+	})
+	for i := range 20 {
+		n := uintptr(10 * i)
+		done := make(chan int32)
+		go func() { done <- e.Result3(uintptr(f), n, 0) }() // a new stack, which is small
+		if got := <-done; got != int32(n)+1 || came.Load() != uint64(n) {
+			t.Errorf("got %d with %d there, want %d with %d", got, came.Load(), n+1, n)
+		}
+	}
+}
+
+func BenchmarkResult(b *testing.B) {
+	e := dl.Entry{Func: open(b).Lookup("negative")}
+	b.ReportAllocs()
+	for b.Loop() {
+		e.Result9(1, 2, 3, 4, 5, 6, 7, 0, 0)
+	}
+}

@@ -88,7 +88,7 @@ func (e *Entry) Result3(a1, a2, a3 uintptr) int32 {
 	if e.Func == 0 {
 		return Absent
 	}
-	return int32(e.Func.Call3(a1, a2, a3))
+	return callInt(&frame{uintptr(e.Func), [12]uintptr{a1, a2, a3}})
 }
 
 //go:uintptrescapes
@@ -96,7 +96,7 @@ func (e *Entry) Result6(a1, a2, a3, a4, a5, a6 uintptr) int32 {
 	if e.Func == 0 {
 		return Absent
 	}
-	return int32(e.Func.Call6(a1, a2, a3, a4, a5, a6))
+	return callInt(&frame{uintptr(e.Func), [12]uintptr{a1, a2, a3, a4, a5, a6}})
 }
 
 //go:uintptrescapes
@@ -104,7 +104,7 @@ func (e *Entry) Result9(a1, a2, a3, a4, a5, a6, a7, a8, a9 uintptr) int32 {
 	if e.Func == 0 {
 		return Absent
 	}
-	return int32(e.Func.Call9(a1, a2, a3, a4, a5, a6, a7, a8, a9))
+	return callInt(&frame{uintptr(e.Func), [12]uintptr{a1, a2, a3, a4, a5, a6, a7, a8, a9}})
 }
 
 //go:uintptrescapes
@@ -112,7 +112,7 @@ func (e *Entry) Result12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12 uintp
 	if e.Func == 0 {
 		return Absent
 	}
-	return int32(e.Func.Call12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12))
+	return callInt(&frame{uintptr(e.Func), [12]uintptr{a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12}})
 }
 
 // GoString copies the NUL-terminated C string at addr; "" at 0.

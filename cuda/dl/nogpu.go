@@ -16,6 +16,13 @@ func dlclose(uintptr) {}
 
 func callC(Func, []uintptr) uintptr { panic("dl: " + noGPU) }
 
+type frame struct {
+	fn   uintptr
+	args [12]uintptr
+}
+
+func callInt(*frame) int32 { panic("dl: " + noGPU) }
+
 func bindC(Func, any) { panic("dl: " + noGPU) }
 
 func newCallback(func(uintptr)) uintptr { return 0 } // nothing can call it

@@ -8,6 +8,15 @@ API int negative(void) { return -7; }
 API uint64_t weigh(int a, uint64_t b, int c, uint64_t d, int e, uint64_t f, int g, uint64_t h, int i, uint64_t j, int k) {
 	return a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * i + 10 * j + 11 * k;
 }
+/* 12 arguments, each in its place, on a stack that is aligned as the ABI says. */
+API int spread(uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f, uint64_t g, uint64_t h, uint64_t i, uint64_t j, uint64_t k, uint64_t l) {
+	uint64_t v[] = {a, b, c, d, e, f, g, h, i, j, k, l};
+	for (int n = 0; n < 12; n++)
+		if (v[n] != 0x1234567800000000u + (uint64_t)n)
+			return n + 1;
+	return (uintptr_t)__builtin_frame_address(0) % 16 ? -1 : 0;
+}
+API int call_back(void (*f)(uintptr_t), uintptr_t arg) { f(arg); return arg + 1; }
 #ifdef FOREIGN
 API void foreign_mark(void) {}
 #endif

@@ -1,0 +1,31 @@
+//go:build !nogpu
+
+#include "textflag.h"
+
+GLOBL ·callFramePC(SB), NOPTR|RODATA, $8
+DATA ·callFramePC(SB)/8, $callFrame(SB)
+
+// int callFrame(struct frame *): eight arguments go in registers, the others on the stack, below what Go keeps there.
+TEXT callFrame(SB), NOSPLIT, $0
+	SUB $32, RSP
+	MOVD R0, R9
+	MOVD 72(R9), R10
+	MOVD R10, 0(RSP)
+	MOVD 80(R9), R10
+	MOVD R10, 8(RSP)
+	MOVD 88(R9), R10
+	MOVD R10, 16(RSP)
+	MOVD 96(R9), R10
+	MOVD R10, 24(RSP)
+	MOVD 8(R9), R0
+	MOVD 16(R9), R1
+	MOVD 24(R9), R2
+	MOVD 32(R9), R3
+	MOVD 40(R9), R4
+	MOVD 48(R9), R5
+	MOVD 56(R9), R6
+	MOVD 64(R9), R7
+	MOVD 0(R9), R10
+	CALL (R10)
+	ADD $32, RSP
+	RET
