@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 10s
 DEMO_RANKS ?= 4
 
-.PHONY: help build demo test race lint bench fuzz gpu-bundle clean
+.PHONY: help build demo demo-hosts test race lint bench fuzz gpu-bundle clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -20,6 +20,9 @@ build: ## build bin/gorun and the examples into bin/
 demo: build ## train a small network on 4 ranks of this machine
 	@$(BIN)/train -write $(BIN)/demo.csv
 	$(BIN)/gorun -np $(DEMO_RANKS) $(BIN)/train -data $(BIN)/demo.csv
+
+demo-hosts: build ## train on 4 hosts with sshd, made here in namespaces (needs root)
+	@GO='$(GO)' .ci/demo-hosts $(BIN)
 
 test: ## run all tests; as root installs what they need first
 	@.ci/needs

@@ -144,7 +144,7 @@ var flagDefs = []flagDef{
 			q.job.Ports = r
 			return nil
 		}},
-	{names: []string{"--stage"}, arg: "FILE", help: "send a file to the hosts, beside the program; may be repeated; none: send not even that",
+	{names: []string{"--stage"}, arg: "FILE", help: "send a file or directory to the hosts, beside the program; may be repeated; none: send not even that",
 		set: func(q *request, v string) error {
 			q.job.Stage = append(q.job.Stage, v)
 			return notEmpty("--stage", v)

@@ -179,6 +179,18 @@ the only one; max_slots holds even then. Without -np every slot gets a rank.
 
 Ranks on other hosts have the environment of a login there and NCCL_*, MCCL_*,
 GORUN_*_LIB, -x NAME, -x NAME=VALUE and [env] of here; not PATH, LD_LIBRARY_PATH or HOME.
+
+A program that is given by its path, or as a Go package, is sent to each host that lacks
+the same file at that path; a name is looked up in the host's PATH. --stage FILE sends a
+file or a directory, too, where it is not the same. A relative FILE has its place in the
+ranks' directory, as here: with --wdir DIR that is DIR, else the directory of here if the
+host has it with the same FILE, else one of the job's own. An absolute FILE has the same
+place as here. No file of a host is replaced: another one in that place is an error.
+--stage none sends nothing; the program must be there then.
+
+What was sent goes at the end, also when gorun or its agent there is killed, and so does
+the job's own directory, with what ranks left in it. After a loss of power the next job
+that sends something removes that directory; a file in another place stays.
 `
 
 const jobFileHelp = `A job file says in TOML what flags say. gorun JOB.toml starts it; flags and the
