@@ -295,7 +295,7 @@ func (r *retries) reason(host string) error {
 func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds, files *staging, index int, key []byte, connected func()) (*remoteHost, error) {
 	p := r.plan
 	ph := &p.Hosts[index]
-	h := &remoteHost{index: index, size: len(p.Ranks), name: ph.Name, events: r.events, output: r.output, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
+	h := &remoteHost{index: index, size: len(p.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
 		say:  func(line string) { r.say("%s", line) },
 		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
 	s, err := push.Open(dial, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})
@@ -329,7 +329,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	}
 	h.opened = time.Now()
 	prep := &agentwire.Prepare{
-		Job: r.acct.Job, Key: key, Node: index, NodeOf: p.nodeOf(), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
+		Job: r.acct.Job, Key: key, Node: index, Placement: agentwire.Compress(p.nodeOf()), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
 		MasterPort: p.Ranks[0].Host == index, Name: []byte(p.Program.Name), Path: []byte(p.Program.Path), Dir: []byte(p.Dir), DirGiven: p.DirGiven,
 		Forward: agentwire.Pack(p.Remote.Forward), Stdin: -1, KillGrace: p.KillGrace, MeetTimeout: meetTimeout,
 	}

@@ -22,8 +22,8 @@ import (
 )
 
 // The heartbeat. Each side of a session says something every beat; any byte counts. A host is lost when it has been silent for
-// silentAgreed and the gossip of others holds it for dead, too, or for silentAlone whatever gossip says. An agent ends its ranks by
-// the same rule, and after silentAgent if no gossip tells it more: gorun itself may be stopped for a while.
+// silentAgreed and the gossip of others holds it for dead, too, or does not know it yet; or for silentAlone whatever gossip says. An
+// agent ends its ranks by the same rule, and after silentAgent if no gossip tells it more: gorun itself may be stopped for a while.
 const (
 	beat         = time.Second
 	silentAgreed = 8 * time.Second
@@ -57,16 +57,17 @@ type remoteHost struct {
 	session   *push.Started
 	mux       *agentwire.Mux
 	prepared  *agentwire.Prepared
-	staged    int64     // bytes of files that were sent to it
-	opened    time.Time // its agent spoke
-	ready     time.Time // it had prepared
+	staged    int64       // bytes of files that were sent to it
+	opened    time.Time   // its agent spoke
+	ready     time.Time   // it had prepared
+	met       func() bool // all hosts have met: gossip knows of each
 	doubt     func(host int)
 	unreached func(by, host int)
 	log       func(line string) // for --verbose
 	say       func(line string)
 	stdin     *remoteStdin // nil: none of its ranks has any
 
-	met       meeting
+	where     meeting
 	began     time.Time // Start was sent; nil before
 	doubted   atomic.Int64
 	paused    atomic.Bool   // this process is about to stop
@@ -87,7 +88,7 @@ type remoteHost struct {
 }
 
 func (h *remoteHost) meet(m meeting) error {
-	h.met = m
+	h.where = m
 	return nil
 }
 
@@ -97,7 +98,7 @@ func (h *remoteHost) start() {
 		h.running[r] = true
 	}
 	h.began = time.Now()
-	h.mux.Send(&agentwire.Message{Start: &agentwire.Start{Seeds: h.met.seeds, MasterAddr: h.met.addr, MasterPort: h.met.port}})
+	h.mux.Send(&agentwire.Message{Start: &agentwire.Start{Seeds: h.where.seeds, MasterAddr: h.where.addr, MasterPort: h.where.port}})
 	h.threads.Go(h.read)
 	h.threads.Go(h.watch)
 	h.threads.Go(h.carry)
@@ -270,6 +271,8 @@ func (h *remoteHost) watch() {
 		switch {
 		case silent > silentAgreed && doubted:
 			h.lost(fmt.Errorf("no answer for %v, and the other hosts do not reach it either", silent.Round(time.Second)))
+		case silent > silentAgreed && !h.met():
+			h.lost(fmt.Errorf("no answer for %v, and it has not met the other hosts yet", silent.Round(time.Second)))
 		case silent > silentAlone:
 			h.lost(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
 		case doubted && now.Sub(doubts) > doubtAlone:

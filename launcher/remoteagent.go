@@ -41,13 +41,13 @@ func VerifyAgent(hash string) error { return push.Verify(hash) }
 // of the job is left on the host when it returns, also when in has ended: then its ranks get SIGTERM, and SIGKILL after the kill
 // grace, a second at most.
 func ServeAgent() error {
+	if isTerminal(0) {
+		return errors.New("is started by gorun itself, on other hosts")
+	}
 	in, out, err := takeStdio()
 	if err != nil {
 		return err
 	}
-	// No one but gorun ends the agent in order. Signals are caught, not ignored: ranks would inherit that.
-	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGTSTP, syscall.SIGPIPE)
 	if exe, err := os.Readlink("/proc/self/exe"); err == nil {
 		os.Chtimes(exe, time.Time{}, time.Now()) // it is in use: the oldest builds on a host are removed
 	}
@@ -57,10 +57,16 @@ func ServeAgent() error {
 	if err := agentwire.WritePreface(out, Build()); err != nil {
 		return fmt.Errorf("speak to gorun: %w", err)
 	}
-	mux, err := agentwire.Accept(&stdioConn{in, out})
+	conn := &stdioConn{in, out}
+	silent := time.AfterFunc(prepareWait, func() { conn.Close() })
+	mux, err := agentwire.Accept(conn)
 	if err != nil {
 		return err
 	}
+	silent.Stop()
+	// From here on no one but gorun ends the agent in order. Signals are caught, not ignored: ranks would inherit that.
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGTSTP, syscall.SIGPIPE)
 	s := &agentServer{mux: mux, signals: signals, messages: make(chan *agentwire.Message)}
 	defer mux.Close()
 	return s.serve()
@@ -234,7 +240,11 @@ func (s *agentServer) prepare() error {
 	if err != nil {
 		return err
 	}
-	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: j.NodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Confirm: s.confirm}
+	nodeOf, err := agentwire.Expand(j.Placement, MaxNP)
+	if err != nil {
+		return err
+	}
+	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Confirm: s.confirm}
 	for _, r := range j.Ranks {
 		ar := agentRank{rank: r.Rank, path: s.prog.Path, argv: r.Argv.Unpack(), dir: s.dir, stdin: null}
 		if r.Rank == j.Stdin {

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -76,11 +77,12 @@ type runner struct {
 	events   chan agentEvent
 	suspends chan os.Signal // SIGTSTP; nil where this process is not ours alone
 	output   *outputs
-	hasStdin func()   // to be called when rank 0 has its stdin; may be nil
-	release  []func() // what to give back at the end, in reverse order
-	bringing []bool   // hosts that still start ranks
-	lost     []bool   // hosts
-	nMet     int      // hosts that have met all others
+	hasStdin func()      // to be called when rank 0 has its stdin; may be nil
+	release  []func()    // what to give back at the end, in reverse order
+	bringing []bool      // hosts that still start ranks
+	lost     []bool      // hosts
+	nMet     int         // hosts that have met all others
+	met      atomic.Bool // that is all of them
 	retries  retries
 
 	started   bool // hosts were told to start their ranks
@@ -457,6 +459,7 @@ func (r *runner) event(e agentEvent) {
 	case hostMet:
 		r.acct.Hosts[e.host].Met = time.Since(r.acct.Start)
 		if r.nMet++; r.nMet == len(r.hosts) {
+			r.met.Store(true)
 			r.acct.Met = time.Since(r.acct.Start)
 			r.verbose("all hosts are members after %v", r.acct.Met.Round(time.Millisecond))
 		}

@@ -22,7 +22,7 @@ func TestMessagesAreReadBack(t *testing.T) {
 		all[i] = byte(i + 1)
 	}
 	for _, m := range []*Message{
-		{Prepare: &Prepare{Job: "j", Key: []byte{0, 1, 255}, NodeOf: []int{0, 1}, Dir: []byte("/\xff"), Stdin: -1, KillGrace: time.Second,
+		{Prepare: &Prepare{Job: "j", Key: []byte{0, 1, 255}, Placement: []Span{{0, 1}, {1, 1}}, Dir: []byte("/\xff"), Stdin: -1, KillGrace: time.Second,
 			Ranks: []Rank{{Rank: 1, Argv: Pack([]string{"", string(all)}), Env: Pack([]string{"A=\n"})}}}},
 		{StopForks: &Empty{}}, {Ping: &Empty{}}, {Reap: &Empty{}},
 		{Signal: &Signal{Signal: 15, Ranks: []int{1, 2}}},
@@ -51,6 +51,20 @@ func TestMessagesAreReadBack(t *testing.T) {
 	}
 	if got := Pack(nil).Unpack(); len(got) != 0 {
 		t.Errorf("%q of nothing", got)
+	}
+}
+
+func TestPlacement(t *testing.T) {
+	for _, hostOf := range [][]int{nil, {0}, {0, 0, 1}, {0, 1, 0, 1}} {
+		got, err := Expand(Compress(hostOf), 4)
+		if diff := cmp.Diff(got, hostOf); diff != "" || err != nil {
+			t.Errorf("%v (-got +want):\n%s", err, diff)
+		}
+	}
+	for _, spans := range [][]Span{{{0, 5}}, {{0, 3}, {1, 2}}, {{0, 0}}, {{0, -1}}} {
+		if got, err := Expand(spans, 4); err == nil {
+			t.Errorf("%v is %v, want an error", spans, got)
+		}
 	}
 }
 

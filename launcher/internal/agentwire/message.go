@@ -84,7 +84,7 @@ type Prepare struct {
 	Job         string
 	Key         []byte // of the job's gossip
 	Node        int    // the host's index
-	NodeOf      []int  // host of each rank
+	Placement   []Span // host of each rank
 	Host        string // the host's name, as the user wrote it
 	Bind        string // address for the host's node; "": the agent's choice
 	PortFrom    int    // ports for the host's node, both inclusive; 0: any
@@ -121,6 +121,36 @@ type Rank struct {
 	Rank int
 	Argv Strings
 	Env  Strings
+}
+
+// Span is ranks with consecutive numbers on one host.
+type Span struct{ Host, Ranks int }
+
+// Compress makes Spans of the host of each rank.
+func Compress(hostOf []int) []Span {
+	var spans []Span
+	for _, host := range hostOf {
+		if n := len(spans); n > 0 && spans[n-1].Host == host {
+			spans[n-1].Ranks++
+		} else {
+			spans = append(spans, Span{host, 1})
+		}
+	}
+	return spans
+}
+
+// Expand is the reverse of Compress; more ranks than most are an error.
+func Expand(spans []Span, most int) ([]int, error) {
+	var hostOf []int
+	for _, s := range spans {
+		if s.Ranks < 1 || s.Ranks > most-len(hostOf) {
+			return nil, fmt.Errorf("%d more ranks on host %d, after %d: the most is %d", s.Ranks, s.Host, len(hostOf), most)
+		}
+		for range s.Ranks {
+			hostOf = append(hostOf, s.Host)
+		}
+	}
+	return hostOf, nil
 }
 
 // Prepared says that the host can start its ranks.
