@@ -205,7 +205,7 @@ func TestLibraryDeath(t *testing.T) {
 					})
 					t.Run("GPU", func(t *testing.T) {
 						dltest.NeedGPUs(t, n)
-						if at != i%len(positions(n)) {
+						if at != i%len(positions(n)) || testing.Short() && (n > 2 || !slices.Contains([]int{1, 4, 5}, i)) {
 							t.Skip("in another place")
 						}
 						check(t, ranktest.RunProcesses(t, n, d.rank(culprit, 2<<20), dltest.GPUEnv()...))

@@ -173,7 +173,7 @@ func TestLibraryDoesNotLoad(t *testing.T) {
 					t.Run("fake", func(t *testing.T) { ended(t, ranktest.RunProcesses(t, ranks, rank, fakeLibraries(t)...)) })
 					t.Run("GPU", func(t *testing.T) {
 						dltest.NeedGPUs(t, ranks)
-						if culprit == 0 {
+						if culprit == 0 || testing.Short() {
 							t.Skip("in another place")
 						}
 						ended(t, ranktest.RunProcesses(t, ranks, rank, dltest.GPUEnv()...))

@@ -649,6 +649,9 @@ func TestMistakes(t *testing.T) {
 				})
 				t.Run("GPU", func(t *testing.T) {
 					dltest.NeedGPUs(t, n)
+					if testing.Short() && (n > 2 || shift > 0) {
+						t.Skip("-short")
+					}
 					// In parts: each takes a second or two, and a run of processes has a minute.
 					const part = 15
 					i := 0

@@ -27,6 +27,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// onHost has a test's ranks run on the host platform, also on a machine with GPUs, of which it may have fewer than the test has ranks.
+func onHost(t *testing.T) { t.Setenv("GORUN_DEVICE", "host") }
+
 // trainOn trains on n ranks in this process and returns what rank 0 got and printed, after a look that all got the same.
 func trainOn(t *testing.T, n int, set *dataset.Set, c config) (*result, string) {
 	t.Helper()
@@ -47,6 +50,7 @@ func trainOn(t *testing.T, n int, set *dataset.Set, c config) (*result, string) 
 }
 
 func TestSameLossOnAnyNumberOfRanks(t *testing.T) {
+	onHost(t)
 	load := func(name string, o dataset.Options) func() (*dataset.Set, error) {
 		return func() (*dataset.Set, error) { return dataset.Load(filepath.Join("testdata", name), o) }
 	}
@@ -121,6 +125,7 @@ func TestSameLossOnAnyNumberOfRanks(t *testing.T) {
 
 // TestProcesses trains with each rank in a process of its own.
 func TestProcesses(t *testing.T) {
+	onHost(t)
 	exampletest.Processes(t, 3, func(ctx context.Context, job *bootstrap.Job, stdout io.Writer) error {
 		set, err := dataset.Synthetic(500, 6, 3, 1)
 		if err != nil {
@@ -137,6 +142,7 @@ func TestProcesses(t *testing.T) {
 
 // TestDisagreement wants an error on all ranks when one has other data or other settings.
 func TestDisagreement(t *testing.T) {
+	onHost(t)
 	for _, tt := range []struct {
 		name   string
 		seed   uint64 // of rank 1's data
@@ -168,6 +174,7 @@ func TestDisagreement(t *testing.T) {
 
 // TestSameWeights has one rank start from other weights.
 func TestSameWeights(t *testing.T) {
+	onHost(t)
 	for _, odd := range []int{-1, 2} {
 		ranktest.Run(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
 			dev, err := cuda.Open(job.Device())
@@ -203,6 +210,7 @@ func TestSameWeights(t *testing.T) {
 
 // TestDivergence wants an error, not a table of NaNs.
 func TestDivergence(t *testing.T) {
+	onHost(t)
 	set, err := dataset.Synthetic(200, 4, 2, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -218,6 +226,7 @@ func TestDivergence(t *testing.T) {
 
 // TestCancel ends the context in the middle of the training.
 func TestCancel(t *testing.T) {
+	onHost(t)
 	set, err := dataset.Synthetic(200, 4, 2, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -256,6 +265,7 @@ func (a *after) Write(p []byte) (int, error) {
 
 // TestRun is the program itself, as a job of one: without launcher.
 func TestRun(t *testing.T) {
+	onHost(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "made.csv")
 	var out bytes.Buffer
@@ -294,6 +304,7 @@ func TestRun(t *testing.T) {
 }
 
 func TestRunErrors(t *testing.T) {
+	onHost(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "bad.csv")
 	if err := os.WriteFile(file, []byte("a,b,label\n1,2,x\n3,,y\n"), 0o600); err != nil {

@@ -3,11 +3,12 @@ package dltest
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
 // NeedGPUs skips a test that needs n GPUs where they are not, or GORUN_DEVICE=host says not to use them. With GORUN_REQUIRE_GPU=1
-// a machine without them fails it.
+// a machine without any fails it; one that has some, or shows some (CUDA_VISIBLE_DEVICES), need not have as many as the test wants.
 func NeedGPUs(t testing.TB, n int) {
 	t.Helper()
 	if os.Getenv("GORUN_DEVICE") == "host" {
@@ -20,8 +21,16 @@ func NeedGPUs(t testing.TB, n int) {
 	if _, err := os.Stat("/dev/nvidiactl"); err != nil {
 		missing("no GPU: %v", err)
 	}
-	if found, _ := filepath.Glob("/dev/nvidia[0-9]*"); len(found) < n {
-		missing("%d GPUs, this test needs %d", len(found), n)
+	found, _ := filepath.Glob("/dev/nvidia[0-9]*")
+	if len(found) == 0 {
+		missing("no GPU: /dev/nvidiactl is there, but no device")
+	}
+	have, by := len(found), ""
+	if v, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
+		have, by = min(have, strings.Count(v, ",")+1), " (CUDA_VISIBLE_DEVICES="+v+")"
+	}
+	if have < n {
+		t.Skipf("%d GPUs%s, this test needs %d", have, by, n)
 	}
 }
 

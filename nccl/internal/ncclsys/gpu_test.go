@@ -1,9 +1,11 @@
 package ncclsys
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"sync"
 	"testing"
@@ -71,6 +73,9 @@ func until(what string, ready func() (bool, error)) error {
 	}
 }
 
+// gpuProcessVar marks the process in which TestGPU does its work.
+const gpuProcessVar = "GORUN_TEST_GPU_PROCESS"
+
 // TestGPU runs the real libraries: all-reduce on two GPUs of one process (one, if there is only one), eager and captured.
 // GORUN_REQUIRE_GPU=1 makes a machine without a GPU a failure.
 func TestGPU(t *testing.T) {
@@ -79,6 +84,23 @@ func TestGPU(t *testing.T) {
 			t.Fatalf("no GPU, and GORUN_REQUIRE_GPU=1 demands one: %v", err)
 		}
 		t.Skip("no GPU: /dev/nvidiactl is missing")
+	}
+	// In a process of its own: no second library is opened beside a real one.
+	if os.Getenv(gpuProcessVar) == "" {
+		self, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, self, "-test.run=^TestGPU$", "-test.v")
+		cmd.Env = append(os.Environ(), gpuProcessVar+"=1")
+		out, err := cmd.CombinedOutput()
+		t.Logf("%s", out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return
 	}
 	// NVLink multicast stays off: it needs more of the machine than this test may ask for.
 	for k, v := range map[string]string{"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"} {
