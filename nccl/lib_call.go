@@ -129,6 +129,11 @@ func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
 	if err := b.Err(); err != nil {
 		return err
 	}
+	return l.doBound(calls, comm)
+}
+
+// doBound is the rest of do, apart so that do's returns are few enough for its defers to cost nothing.
+func (l *library) doBound(calls []Call, comm ncclsys.Comm) error {
 	if len(calls) == 1 || !calls[0].Op.p2p() && dependent(calls) {
 		for i := range calls {
 			if calls[i].Count == 0 {
