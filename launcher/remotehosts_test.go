@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -144,10 +145,16 @@ func testRank(verb string) {
 			fail(err)
 		}
 	}
-	if verb == "signal" { // until one comes
+	if verb == "burn" { // every core, until a signal comes
 		c := make(chan os.Signal, 1)
 		signal.Notify(c, syscall.SIGUSR1)
 		up()
+		for range runtime.NumCPU() {
+			go func() {
+				for len(c) == 0 {
+				}
+			}()
+		}
 		<-c
 		os.Exit(0)
 	}
@@ -450,13 +457,13 @@ func TestHostsApart(t *testing.T) {
 	}
 }
 
-// What is no loss: agents that are stopped for 3 s, one after the other and all at once.
+// What is no loss: agents that are stopped for 3 s, one alone and all at once, while ranks burn every core.
 func TestHostsNotLost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: takes 10 s")
 	}
 	h := onHosts(t, 3)
-	j := newHostsJob(t, h, 1, "/root/rank", "rank", "signal").start()
+	j := newHostsJob(t, h, 1, "/root/rank", "rank", "burn").start()
 	up(t, j, h, 1)
 	signal := func(which []int, sig syscall.Signal) {
 		for _, i := range which {
