@@ -21,6 +21,9 @@ import (
 // jobDirPrefix begins the names of jobs' own directories; the job's id and a random part follow.
 const jobDirPrefix = "gorun-job-"
 
+// sharedWait is how long a directory that was made for a file may hold that of another host, which removes it at the same time.
+const sharedWait = 500 * time.Millisecond
+
 // jobFiles is what an agent has put on its host for the job: files in a directory of the job's own, and some elsewhere. All of it goes at the
 // end: by the agent, else by its keeper, else, after both or the machine died, the directory by the next agent that makes one there.
 type jobFiles struct {
@@ -30,6 +33,7 @@ type jobFiles struct {
 	lock   *os.File // dir, locked as long as this process lives
 	inside []string // what was put into dir, relative
 	other  []string // files elsewhere, and directories that were made for them, in order
+	shared bool     // another host of the job puts files there, too
 }
 
 // makeDir makes the directory: on a file system with room for need bytes, and where a program runs, if one is to be put there.
@@ -187,8 +191,16 @@ func (f *jobFiles) remove() error {
 		f.lock.Close()
 		f.lock = nil
 	}
+	end := time.Now()
+	if f.shared {
+		end = end.Add(sharedWait)
+	}
 	for _, path := range slices.Backward(f.other) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
+		err := os.Remove(path)
+		for ; errors.Is(err, syscall.ENOTEMPTY) && time.Now().Before(end); err = os.Remove(path) {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
 			errs = append(errs, err)
 		}
 	}

@@ -260,29 +260,33 @@ func (s *agentServer) put(it agentwire.Item, write func(io.Writer) error) (strin
 		return "", fmt.Errorf("--stage %s: %w", at, err)
 	}
 	// Complete, or not at all; and nothing is replaced that came meanwhile.
-	tmp := filepath.Join(filepath.Dir(at), "."+s.tag()+"-"+filepath.Base(at))
+	tmp := filepath.Join(filepath.Dir(at), fmt.Sprintf(".%s%s-%d-%d", jobDirPrefix, s.job.Job, s.job.Node, os.Getpid()))
 	if err := s.files.elsewhere(tmp, false); err != nil {
 		return "", err
 	}
 	if err := writeFile(tmp, mode, write); err != nil {
 		return "", err
 	}
-	switch err := os.Link(tmp, at); {
+	err := os.Link(tmp, at)
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) { // no hard links on this file system
+		err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, at, unix.RENAME_NOREPLACE)
+	}
+	switch {
 	case err == nil:
 		if err := s.files.elsewhere(at, false); err != nil {
 			return "", err
 		}
 	case !errors.Is(err, fs.ErrExist):
 		return "", fmt.Errorf("--stage %s: %w", at, err)
-	case s.same(context.Background(), it, false) != nil: // another host with this file system may have put the same
+	case s.same(context.Background(), it, false) != nil:
 		return "", fmt.Errorf("--stage %s: there is another file of that name, and it is not replaced", at)
+	default: // another host with this file system has put the same
+		s.files.shared = true
 	}
-	return at, os.Remove(tmp)
-}
-
-// tag tells the files of this agent from those of all others.
-func (s *agentServer) tag() string {
-	return fmt.Sprintf("%s%s-%d-%d", jobDirPrefix, s.job.Job, s.job.Node, os.Getpid())
+	if err := os.Remove(tmp); !errors.Is(err, fs.ErrNotExist) {
+		return at, err
+	}
+	return at, nil
 }
 
 // makeDirs makes the directories of a path that are missing, to be removed at the end.

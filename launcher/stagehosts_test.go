@@ -342,6 +342,46 @@ func TestStageFiles(t *testing.T) {
 	})
 }
 
+// Two hosts with one file system: each has its own directory of the job, and what both put to one place goes once.
+func TestStageShared(t *testing.T) {
+	h := stageHosts(t, 2, testhosts.Options{})
+	shared, err := os.MkdirTemp("/var/lib", "gorun-test-") // seen by the hosts, as /tmp is not
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(shared) })
+	for i := range h.Hosts {
+		if out, err := h.Command(t.Context(), i, "mount", "--bind", shared, "/tmp").CombinedOutput(); err != nil {
+			t.Fatalf("mount: %v: %s", err, out)
+		}
+	}
+	dir := t.TempDir()
+	write(t, dir+"/where", where, 0o755)
+	for _, f := range []string{"/data/f", "/data/g"} {
+		write(t, dir+f, f, 0o600)
+	}
+	for range 5 {
+		j := stageJob(t, h, dir, "--stage", "data/f", "--stage", dir+"/data/f", "--stage", dir+"/data/g", "./where", dir+"/data/g")
+		if got := j.run(); got != 0 || j.err.Len() > 0 {
+			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
+		}
+		names := regexp.MustCompile(`/tmp/gorun-job-\S*/where`).FindAllString(j.out.String(), -1)
+		if len(names) != 2 || names[0] == names[1] {
+			t.Errorf("output %q, want two directories", j.out.String())
+		}
+		for _, line := range j.lines() {
+			// There is a directory of that name when the other host has made it.
+			if !regexp.MustCompile(`^h\d /tmp/JOB/where (/tmp/JOB|` + dir + `) /data/g$`).MatchString(line) {
+				t.Errorf("line %q", line)
+			}
+		}
+		cleanStage(t, h, time.Second)
+		if left, err := os.ReadDir(shared); err != nil || len(left) > 0 {
+			t.Errorf("left: %v %v", left, err)
+		}
+	}
+}
+
 // big makes a file that does not compress.
 func big(t *testing.T, size int) (file, sum string) {
 	t.Helper()
