@@ -255,18 +255,21 @@ func (r *runner) missingText(missing map[int]bool) string {
 
 // wayTo is the way to the hosts that the plan asks for.
 func (r *runner) wayTo() (way.Way, error) {
-	p := &r.plan.Remote
-	switch {
-	case r.o.way != nil:
+	if r.o.way != nil {
 		return r.o.way, nil
-	case p.RSH != "":
+	}
+	return r.plan.Remote.way(true, func(t way.Target, err error) {
+		r.retries.note(t.Name, bare(err))
+		r.verbose("%v; trying again", err)
+	})
+}
+
+// way is the way to hosts. A patient one tries those again that are not up yet.
+func (p *Remote) way(patient bool, onRetry func(way.Target, error)) (way.Way, error) {
+	if p.RSH != "" {
 		return way.NewCommand(p.RSH)
 	}
-	return sshway.New(sshway.Config{File: p.SSHConfig, AcceptNewHostKeys: p.AcceptNewHostKeys, Patient: true,
-		OnRetry: func(t way.Target, err error) {
-			r.retries.note(t.Name, bare(err))
-			r.verbose("%v; trying again", err)
-		}}), nil
+	return sshway.New(sshway.Config{File: p.SSHConfig, AcceptNewHostKeys: p.AcceptNewHostKeys, Patient: patient, OnRetry: onRetry}), nil
 }
 
 // retries keeps why hosts are tried again.

@@ -163,6 +163,8 @@ func (s *agentServer) serve() error {
 				return errors.New("the session ended before it said what to run")
 			case m.Bye != nil:
 				return nil
+			case m.Check != nil:
+				return s.check(m.Check)
 			case m.Ping != nil: // a program is being built, or files are being read
 				timeout.Reset(prepareWait)
 			case m.Prepare == nil:
@@ -235,7 +237,7 @@ func (s *agentServer) prepare() error {
 			s.mux.Send(&agentwire.Message{Doubt: &agentwire.Doubt{Host: host, Unreached: true}})
 		},
 	}
-	bind := s.address()
+	bind := agentAddr(j.Bind)
 	port, err := freePort(bind, j.PortFrom, j.PortTo)
 	if err != nil {
 		return err
@@ -317,9 +319,9 @@ func (s *agentServer) environ(rank int, job, control string, m meeting) []string
 	return remoteEnviron(os.Environ(), s.job.Forward.Unpack(), s.job.Ranks[i].Env.Unpack(), append(at, "PWD="+s.dir))
 }
 
-// address is where this host's node listens: as gorun says, else where sshd was reached, else this host's way to the world.
-func (s *agentServer) address() netip.Addr {
-	if a, err := netip.ParseAddr(s.job.Bind); err == nil {
+// agentAddr is where this host's node listens: as gorun says, else where sshd was reached, else this host's way to the world.
+func agentAddr(bind string) netip.Addr {
+	if a, err := netip.ParseAddr(bind); err == nil {
 		return a
 	}
 	if f := strings.Fields(os.Getenv("SSH_CONNECTION")); len(f) == 4 {

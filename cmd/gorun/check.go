@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,11 @@ import (
 
 const checkLong = `gorun check looks at this machine: what a job needs of it, and what would stop one. With a job
 file also at the job's program and directory.
+
+With hosts (-H, --hostfile, an allocation, or those of the job file) it looks at all of them at once, over ssh as a job
+would: whether they are reached, what they are like and in what they differ, their clocks, whether the program is there
+or would be sent, and whether each reaches the others by TCP and UDP. gorun itself is sent where it is missing, and stays
+in its cache there; nothing else is left. No GPU is opened on other hosts: gorun check there does that.
 
 Without --deep nothing is opened: it reads /proc, /sys, /dev and files. With --deep, which is the default where ranks
 would use GPUs, it starts gorun-bench as a rank on each GPU, which opens the GPU's libraries, makes a communicator and
@@ -38,7 +44,22 @@ type checkRequest struct {
 	device       string
 	timeout      time.Duration
 	file         string
+	launch       request // what flags say of hosts, and of the way to them
 }
+
+// hostFlags are those of a launch that say which hosts, and how they are reached.
+var hostFlags = []string{"-H", "--hostfile", "--rm", "--wdir", "--stage", "--ssh-config", "--accept-new-host-keys", "--rsh", "--connect-timeout", "--port-range"}
+
+// flagValue is a flag of a launch as cobra's flags have it.
+type flagValue struct {
+	def *flagDef
+	q   *request
+}
+
+func (v flagValue) String() string     { return "" }
+func (v flagValue) Type() string       { return v.def.arg }
+func (v flagValue) IsBoolFlag() bool   { return v.def.arg == "" }
+func (v flagValue) Set(s string) error { return v.def.set(v.q, s) }
 
 // checkTime is how long the ranks of a check may take. Opening eight GPUs takes some ten seconds, making a communicator at most a minute.
 const checkTime = 2 * time.Minute
@@ -47,7 +68,7 @@ func newCheckCmd(io stdio) *cobra.Command {
 	q := &checkRequest{}
 	c := &cobra.Command{
 		Use:   "check [flags] [JOB.toml]",
-		Short: "look at this machine: what would stop a job",
+		Short: "look at this machine, or at the hosts of a job: what would stop it",
 		Long:  checkLong,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -81,6 +102,19 @@ func newCheckCmd(io stdio) *cobra.Command {
 	f.IntVarP(&q.np, "np", "n", 0, "start `N` ranks, also -np N (default: one a GPU; two on the host platform)")
 	f.StringVar(&q.device, "device", "", "device of the ranks, a `TOKEN`: host, an index, a UUID [GORUN_DEVICE]")
 	f.DurationVar(&q.timeout, "timeout", checkTime, "end the ranks after this `TIME`")
+	for _, name := range hostFlags {
+		d := findFlag(name)
+		v := flagValue{d, &q.launch}
+		long := strings.TrimLeft(d.names[len(d.names)-1], "-")
+		switch {
+		case name == "-H":
+			f.VarP(v, long, "H", d.help)
+		case d.arg == "":
+			f.VarPF(v, long, "", d.help).NoOptDefVal = "true"
+		default:
+			f.Var(v, long, d.help)
+		}
+	}
 	return c
 }
 
@@ -108,6 +142,8 @@ func (q *checkRequest) valid(npSet bool) error {
 		return usagef("--deep and --registration are different checks: give one")
 	case q.registration && q.file != "":
 		return usagef("--registration takes no job file")
+	case q.registration && len(q.launch.job.Hosts)+len(q.launch.job.Hostfile) > 0:
+		return usagef("--registration is of this machine's GPUs, and takes no hosts")
 	case npSet && q.deepSet && !q.deep:
 		return usagef("-np goes with --deep or --registration: else no ranks are started")
 	}
@@ -116,7 +152,9 @@ func (q *checkRequest) valid(npSet bool) error {
 
 // job is what the check is for: the job file's, and what flags and variables say.
 func (q *checkRequest) job() (launcher.Job, error) {
-	return jobOf(&request{job: launcher.Job{NP: q.np, Device: q.device}, file: q.file}, os.LookupEnv)
+	job := q.launch.job
+	job.NP, job.Device = q.np, q.device
+	return jobOf(&request{job: job, file: q.file}, os.LookupEnv)
 }
 
 // ranks is how many ranks the check starts.
@@ -134,14 +172,29 @@ func (q *checkRequest) ranks(j launcher.Job, gpus int) int {
 
 // checkReport is what gorun check --json writes.
 type checkReport struct {
-	OK    bool         `json:"ok"` // nothing would stop a job
-	Hosts []hostReport `json:"hosts"`
-	Ranks *ranksReport `json:"ranks,omitempty"` // of --deep
+	OK     bool                 `json:"ok"` // nothing would stop a job
+	Hosts  []hostReport         `json:"hosts"`
+	Ranks  *ranksReport         `json:"ranks,omitempty"`  // of --deep
+	Faults []launcher.HostFault `json:"faults,omitempty"` // that concern several hosts
 }
 
 type hostReport struct {
+	*hostLink
 	*launcher.HostFacts
 	Faults []launcher.HostFault `json:"faults"`
+}
+
+// hostLink is how a host of several is reached.
+type hostLink struct {
+	Name    string               `json:"name"` // as the user wrote it
+	Reached bool                 `json:"reached"`
+	Local   bool                 `json:"local,omitempty"`      // gorun runs on it
+	Agent   string               `json:"agent,omitempty"`      // gorun's file there
+	Sent    bool                 `json:"agent_sent,omitempty"` // now
+	Addr    string               `json:"address,omitempty"`    // where other hosts reach it
+	Skew    int64                `json:"clock_skew_ns"`        // of its clock, ahead of this host's
+	SkewErr int64                `json:"clock_skew_error_ns"`  // give or take
+	Reach   []launcher.HostReach `json:"reach,omitempty"`      // of other hosts, by this one
 }
 
 // host is gorun check without --registration.
@@ -150,17 +203,23 @@ func (q *checkRequest) host(io stdio) error {
 	if err != nil {
 		return err
 	}
-	facts := launcher.CheckHost(job, os.Environ())
-	h := hostReport{facts, facts.Faults()}
-	if h.Faults == nil {
-		h.Faults = []launcher.HostFault{}
-	}
 	if q.file != "" {
-		plan, err := planOf(job, io, false)
+		_, err := planOf(job, io, false)
 		if _, missing := errors.AsType[*launcher.StartError](err); err != nil && !missing { // that is among the faults
 			return err
 		}
-		h.Faults = append(h.Faults, otherHosts(plan)...)
+	}
+	hosts, err := q.hosts(job, io)
+	if err != nil {
+		return err
+	}
+	if hosts != nil {
+		return q.elsewhere(hosts, job, io)
+	}
+	facts := launcher.CheckHost(job, os.Environ())
+	h := hostReport{nil, facts, facts.Faults()}
+	if h.Faults == nil {
+		h.Faults = []launcher.HostFault{}
 	}
 	r := &checkReport{OK: true, Hosts: []hostReport{h}}
 	deep := q.deep
@@ -173,9 +232,13 @@ func (q *checkRequest) host(io stdio) error {
 		}
 		r.settle()
 	}
-	for _, f := range r.faults() {
-		r.OK = r.OK && !f.Stops
-	}
+	return q.show(r, io)
+}
+
+// show writes the report. Faults that would stop a job are an error.
+func (q *checkRequest) show(r *checkReport, io stdio) error {
+	r.eachFault(func(_ string, f launcher.HostFault) { r.OK = r.OK && !f.Stops })
+	var err error
 	if q.json {
 		e := json.NewEncoder(io.out)
 		e.SetIndent("", "  ")
@@ -190,20 +253,6 @@ func (q *checkRequest) host(io stdio) error {
 		return exitCode(exitFaults)
 	}
 	return nil
-}
-
-// otherHosts are the hosts of a job's plan that are other machines.
-func otherHosts(plan *launcher.Plan) []launcher.HostFault {
-	if plan == nil {
-		return nil
-	}
-	var faults []launcher.HostFault
-	for _, h := range plan.Hosts {
-		if !h.Local {
-			faults = append(faults, launcher.HostFault{What: "host " + h.Name + " of the job is another machine: not looked at", Advice: "gorun check there"})
-		}
-	}
-	return faults
 }
 
 // exitFaults is gorun check's exit code where something would stop a job.
@@ -223,15 +272,42 @@ func (r *checkReport) settle() {
 	}
 }
 
-func (r *checkReport) faults() []launcher.HostFault {
-	var all []launcher.HostFault
-	for _, h := range r.Hosts {
-		all = append(all, h.Faults...)
+// eachFault calls f for all faults, with the host that it is about ("host h2: ", or "hosts h1 h2: " where they have the same) if there are several.
+func (r *checkReport) eachFault(f func(where string, fault launcher.HostFault)) {
+	for _, stops := range []bool{true, false} {
+		var told []launcher.HostFault
+		for i, h := range r.Hosts {
+			for _, fault := range h.Faults {
+				if fault.Stops != stops || slices.Contains(told, fault) {
+					continue
+				}
+				told = append(told, fault)
+				where := ""
+				if h.hostLink != nil {
+					names := []string{h.Name}
+					for _, o := range r.Hosts[i+1:] {
+						if slices.Contains(o.Faults, fault) {
+							names = append(names, o.Name)
+						}
+					}
+					where = "host " + h.Name + ": "
+					if len(names) > 1 {
+						where = "hosts " + launcher.HostList(names) + ": "
+					}
+				}
+				f(where, fault)
+			}
+		}
+		rest := r.Faults
+		if r.Ranks != nil {
+			rest = append(r.Ranks.Faults[:len(r.Ranks.Faults):len(r.Ranks.Faults)], rest...)
+		}
+		for _, fault := range rest {
+			if fault.Stops == stops {
+				f("", fault)
+			}
+		}
 	}
-	if r.Ranks != nil {
-		all = append(all, r.Ranks.Faults...)
-	}
-	return all
 }
 
 // registered is gorun check --registration. gorun-bench's rank 0 writes the table.

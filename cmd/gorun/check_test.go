@@ -87,7 +87,7 @@ func TestCheckText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &checkReport{Hosts: []hostReport{{&f, []launcher.HostFault{{Stops: true, What: "program ./train: no such file or directory", Advice: "build it"}, {What: "small", Advice: "more"}}}},
+	r := &checkReport{Hosts: []hostReport{{nil, &f, []launcher.HostFault{{Stops: true, What: "program ./train: no such file or directory", Advice: "build it"}, {What: "small", Advice: "more"}}}},
 		Ranks: &ranksReport{Ranks: []probedRank{{Device: "CUDA device 0 (NVIDIA H200)", UUID: "GPU-8a5e", Bus: "0000:1b:00.0", Driver: "13.0", Library: "/lib/libcuda.so.1", Free: 1 << 30, Memory: 2 << 30}, {Rank: 1, Error: "no GPU"}},
 			Library: "NCCL", Version: "2.28.3", Path: "/lib/libnccl.so.2", Error: "rank 1: it fails"}}
 	const want = `node-a, user ann
@@ -137,7 +137,7 @@ func TestCheckSettle(t *testing.T) {
 		{"ranks are well", nil, []bool{false, true}},
 		{"ranks are not", []launcher.HostFault{{What: "no device was opened"}}, []bool{true, true}},
 	} {
-		r := &checkReport{Hosts: []hostReport{{nil, []launcher.HostFault{{Stops: true, GPU: true, What: "NCCL: not found"}, {Stops: true, What: "program"}}}}, Ranks: &ranksReport{Faults: tt.ranks}}
+		r := &checkReport{Hosts: []hostReport{{nil, nil, []launcher.HostFault{{Stops: true, GPU: true, What: "NCCL: not found"}, {Stops: true, What: "program"}}}}, Ranks: &ranksReport{Faults: tt.ranks}}
 		r.settle()
 		var got []bool
 		for _, f := range r.Hosts[0].Faults {

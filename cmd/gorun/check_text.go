@@ -10,20 +10,25 @@ import (
 // text is the report for people.
 func (r *checkReport) text(verbose bool) string {
 	var b strings.Builder
-	for _, h := range r.Hosts {
-		writeHost(&b, h.HostFacts)
+	if len(r.Hosts) > 0 && r.Hosts[0].hostLink != nil {
+		r.writeHosts(&b)
+	} else {
+		for _, h := range r.Hosts {
+			writeHost(&b, h.HostFacts)
+		}
 	}
 	if r.Ranks != nil && len(r.Ranks.Ranks) > 0 {
 		r.Ranks.write(&b, verbose)
 	}
 	b.WriteString("\n")
-	for _, f := range r.faults() {
+	tell := func(where string, f launcher.HostFault) {
 		kind := "warning"
 		if f.Stops {
 			kind = "fault"
 		}
-		fmt.Fprintf(&b, "%s: %s\n  %s\n", kind, f.What, f.Advice)
+		fmt.Fprintf(&b, "%s: %s%s\n  %s\n", kind, where, f.What, f.Advice)
 	}
+	r.eachFault(tell)
 	if r.OK {
 		b.WriteString("Nothing would stop a job.\n")
 	}

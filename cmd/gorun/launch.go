@@ -79,32 +79,9 @@ func launch(args []string, io stdio) int {
 
 // planOf works a job out with what is found on this host.
 func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
-	f := launcher.Facts{Environ: os.Environ()}
-	var err error
-	if f.Host, err = os.Hostname(); err != nil {
-		f.Host = "localhost"
-	}
-	if f.Dir, err = os.Getwd(); err != nil && !strings.HasPrefix(job.Dir, "/") {
-		return nil, &launcher.StartError{Code: launcher.ExitCannotRun, Msg: "the current directory is gone; cd to one that is there, or give --wdir", Err: err}
-	}
-	switch {
-	case job.Hostfile != "":
-		if f.Hostfile, err = launcher.ReadHostfile(job.Hostfile); err != nil {
-			return nil, err
-		}
-	case len(job.Hosts) == 0:
-		if f.Allocation, err = launcher.FindAllocation(job.RM, f.Environ); err != nil {
-			return nil, err
-		}
-		if verbose && f.Allocation.From != "" {
-			fmt.Fprintf(io.err, "gorun: hosts and slots are those of %s; --rm none ignores them\n", f.Allocation.From)
-		}
-		if verbose && f.Allocation.Note != "" {
-			fmt.Fprintf(io.err, "gorun: %s\n", f.Allocation.Note)
-		}
-		if job.NP == 0 {
-			f.GPUs = launcher.VisibleGPUs("/", f.Environ)
-		}
+	f, err := factsOf(job, io, verbose)
+	if err != nil {
+		return nil, err
 	}
 	var missing error
 	f.Program, missing = launcher.FindProgram(job.Program, os.Getenv("PATH"))
@@ -121,6 +98,38 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 		}
 	}
 	return plan, nil
+}
+
+// factsOf is what is found on this host for a job, but its program.
+func factsOf(job launcher.Job, io stdio, verbose bool) (launcher.Facts, error) {
+	f := launcher.Facts{Environ: os.Environ()}
+	var err error
+	if f.Host, err = os.Hostname(); err != nil {
+		f.Host = "localhost"
+	}
+	if f.Dir, err = os.Getwd(); err != nil && !strings.HasPrefix(job.Dir, "/") {
+		return f, &launcher.StartError{Code: launcher.ExitCannotRun, Msg: "the current directory is gone; cd to one that is there, or give --wdir", Err: err}
+	}
+	switch {
+	case job.Hostfile != "":
+		if f.Hostfile, err = launcher.ReadHostfile(job.Hostfile); err != nil {
+			return f, err
+		}
+	case len(job.Hosts) == 0:
+		if f.Allocation, err = launcher.FindAllocation(job.RM, f.Environ); err != nil {
+			return f, err
+		}
+		if verbose && f.Allocation.From != "" {
+			fmt.Fprintf(io.err, "gorun: hosts and slots are those of %s; --rm none ignores them\n", f.Allocation.From)
+		}
+		if verbose && f.Allocation.Note != "" {
+			fmt.Fprintf(io.err, "gorun: %s\n", f.Allocation.Note)
+		}
+		if job.NP == 0 {
+			f.GPUs = launcher.VisibleGPUs("/", f.Environ)
+		}
+	}
+	return f, nil
 }
 
 // foundThere reports whether a program that this host lacks may be there where the ranks run: no rank runs here, and

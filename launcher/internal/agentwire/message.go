@@ -31,6 +31,8 @@ type Message struct {
 	Reap      *Empty   `json:",omitempty"`
 	Pause     *Empty   `json:",omitempty"` // gorun is stopped (SIGTSTP) until it says more: its silence is no loss
 	Bye       *Empty   `json:",omitempty"` // all has arrived; the agent may end
+	Check     *Check   `json:",omitempty"` // instead of Prepare: look at the host
+	Reach     *Reach   `json:",omitempty"` // after Checked
 
 	// From the agent.
 	Prepared    *Prepared   `json:",omitempty"`
@@ -47,9 +49,12 @@ type Message struct {
 	Reaped      *Reaped     `json:",omitempty"`
 	StdinRead   *Empty      `json:",omitempty"` // the rank has read all of its stdin that came
 	Log         *Text       `json:",omitempty"` // a line for --verbose
+	Checked     *Checked    `json:",omitempty"`
+	Reached     *Reached    `json:",omitempty"`
 
 	// From both.
-	Ping *Empty `json:",omitempty"`
+	Ping  *Empty `json:",omitempty"`
+	Clock *Clock `json:",omitempty"` // after Checked: gorun asks, the agent answers with its own
 }
 
 // Empty has nothing to say beside its kind.
@@ -255,7 +260,8 @@ func Decode(b []byte) (*Message, error) {
 	n := 0
 	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Pause != nil, m.Bye != nil,
 		m.Prepared != nil, m.Failed != nil, m.Want != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
-		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinRead != nil, m.Log != nil, m.Ping != nil} {
+		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinRead != nil, m.Log != nil, m.Ping != nil,
+		m.Check != nil, m.Reach != nil, m.Checked != nil, m.Reached != nil, m.Clock != nil} {
 		if set {
 			n++
 		}

@@ -131,5 +131,7 @@ type Library struct {
 type Program struct {
 	Name string `json:"name"`
 	Path string `json:"path,omitempty"`
+	Same bool   `json:"same,omitempty"` // on another host than gorun's: it is the same file
+	Sent bool   `json:"sent,omitempty"` // it would be sent there
 	Err  string `json:"error,omitempty"`
 }

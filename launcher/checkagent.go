@@ -1,0 +1,74 @@
+package launcher
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+)
+
+// check is the life of an agent that looks at its host and starts nothing.
+func (s *agentServer) check(c *agentwire.Check) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	facts, err := json.Marshal(CheckHost(Job{Dir: string(c.Dir), Device: c.Device}, os.Environ()))
+	if err != nil {
+		return err
+	}
+	answer := &agentwire.Checked{Machine: machine(), Facts: facts, Program: s.verdict(ctx, c)}
+	p, err := newProber(c.Key, c.Host, agentAddr(c.Bind), c.PortFrom, c.PortTo)
+	if err != nil {
+		answer.BindErr = err.Error()
+	} else {
+		defer p.close()
+		answer.Addr = p.addr()
+	}
+	s.mux.Send(&agentwire.Message{Checked: answer})
+	timeout := time.NewTimer(prepareWait)
+	defer timeout.Stop()
+	for {
+		select {
+		case m, ok := <-s.messages:
+			switch {
+			case !ok || m.Bye != nil:
+				return nil
+			case m.Clock != nil:
+				s.mux.Send(&agentwire.Message{Clock: &agentwire.Clock{Now: time.Now()}})
+			case m.Reach != nil:
+				s.mux.Send(&agentwire.Message{Reached: &agentwire.Reached{Hosts: reach(ctx, c.Key, m.Reach.Hosts)}})
+			case m.Ping != nil:
+			default:
+				return errors.New("an order that is none of a check")
+			}
+			timeout.Reset(prepareWait)
+		case <-timeout.C:
+			return errors.New("gorun is silent")
+		case <-s.signals:
+			return errors.New("terminated")
+		}
+	}
+}
+
+// verdict says whether the program is on this host.
+func (s *agentServer) verdict(ctx context.Context, c *agentwire.Check) agentwire.Verdict {
+	if len(c.Name) == 0 {
+		return agentwire.Verdict{}
+	}
+	s.job = &agentwire.Prepare{Name: c.Name, Path: c.Path}
+	p, err := s.findProgram()
+	if err != nil {
+		return agentwire.Verdict{Err: err.Error()}
+	}
+	v := agentwire.Verdict{Path: p.Path}
+	if len(c.Sum) > 0 && strings.Contains(string(c.Name), "/") {
+		_, _, sum, err := fileSum(ctx, p.Path, -1)
+		v.Same = err == nil && bytes.Equal(sum, c.Sum)
+		v.Other = !v.Same
+	}
+	return v
+}

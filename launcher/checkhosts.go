@@ -1,0 +1,532 @@
+package launcher
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+	"github.com/gorun-dev/gorun/launcher/internal/push"
+	"github.com/gorun-dev/gorun/launcher/internal/way"
+)
+
+const (
+	// clockTries is how often each host is asked for its time: the quickest answer counts.
+	clockTries = 3
+	// wantSkew is how far clocks may differ before a warning: make, logs and certificates mind.
+	wantSkew = time.Second
+	// checkAnswer bounds each answer of an agent that looks at its host: a directory may be on a network's file system.
+	checkAnswer = 30 * time.Second
+	// maxReach bounds the hosts that each host is to reach: of more hosts each reaches the next ones.
+	maxReach = 64
+)
+
+// HostCheck is what is found out about one host of several.
+type HostCheck struct {
+	Name   string      // as the user wrote it
+	Local  bool        // gorun runs on it
+	Facts  *HostFacts  // nil: it was not reached
+	Agent  string      // gorun's file there, "" on the local host
+	Sent   bool        // it was sent now
+	Addr   string      // where other hosts reach it
+	Skew   Skew        // of its clock
+	Reach  []HostReach // of other hosts, by this one
+	Faults []HostFault
+
+	machine string
+}
+
+// Skew is how much a host's clock is ahead of this host's, give or take Error.
+type Skew struct{ Ahead, Error time.Duration }
+
+// HostReach is one host's way to another.
+type HostReach struct {
+	Host string        `json:"host"`
+	Took time.Duration `json:"took_ns,omitempty"` // to connect and hear it answer
+	Err  string        `json:"error,omitempty"`
+}
+
+// skew is what an answer of a clock says that was asked for and came at two times of ours.
+func skew(asked, its, came time.Time) Skew {
+	trip := came.Sub(asked)
+	return Skew{its.Sub(asked) - trip/2, (trip + 1) / 2}
+}
+
+// fault is what is wrong with the clock, "" if nothing is.
+func (s Skew) fault() string {
+	off, word := s.Ahead, "ahead of"
+	if off < 0 {
+		off, word = -off, "behind"
+	}
+	if off-s.Error <= wantSkew {
+		return ""
+	}
+	return fmt.Sprintf("its clock is %v %s this host's", off.Round(100*time.Millisecond), word)
+}
+
+// CheckHosts looks at all hosts of a plan at once, which need not have a program: what would stop a job on them, and how they differ. What
+// concerns several hosts is in the second result. Nothing stays on them but gorun in its cache.
+func CheckHosts(ctx context.Context, p *Plan, device string, progress func(line string)) ([]HostCheck, []HostFault, error) {
+	w, err := p.Remote.way(false, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	return checkHosts(ctx, p, device, w, progress)
+}
+
+func checkHosts(ctx context.Context, p *Plan, device string, w way.Way, progress func(line string)) ([]HostCheck, []HostFault, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, nil, fmt.Errorf("find gorun's own program: %w", err)
+	}
+	builds, err := push.NewBuilds(exe)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &checker{plan: p, device: device, way: w, builds: builds, key: make([]byte, 32), hosts: make([]HostCheck, len(p.Hosts)),
+		links: make([]*checkLink, len(p.Hosts)), progress: progress}
+	rand.Read(c.key)
+	if file := p.Program.Path; p.Program.GoDir == "" && file != "" && strings.Contains(p.Program.Name, "/") {
+		_, _, c.sum, _ = fileSum(ctx, file, -1) // what cannot be read is a fault of its own
+	}
+	c.each(func(i int) { c.look(ctx, i) })
+	c.local()
+	defer func() {
+		for _, l := range c.links {
+			if l != nil {
+				l.end()
+			}
+		}
+	}()
+	c.reachAll(ctx)
+	for i := range c.hosts {
+		c.judge(i)
+	}
+	return c.hosts, c.compare(), ctx.Err()
+}
+
+// checker looks at hosts.
+type checker struct {
+	plan     *Plan
+	device   string
+	way      way.Way
+	builds   *push.Builds
+	key      []byte
+	sum      []byte // of the program
+	hosts    []HostCheck
+	links    []*checkLink // by host; nil: not reached
+	progress func(line string)
+
+	mu   sync.Mutex // guards told
+	told time.Time
+}
+
+// checkLink is the session with an agent; without one it is this host.
+type checkLink struct {
+	session *push.Started
+	mux     *agentwire.Mux
+	prober  *prober
+}
+
+func (l *checkLink) end() {
+	if l.prober != nil {
+		l.prober.close()
+	}
+	if l.mux != nil {
+		l.mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
+		select {
+		case <-l.mux.Done():
+		case <-time.After(farewell):
+		}
+		l.mux.Close()
+	}
+	if l.session != nil {
+		l.session.Close()
+	}
+}
+
+// ask says something and waits for the answer; ctx and a bound end the session.
+func (l *checkLink) ask(ctx context.Context, m *agentwire.Message) (*agentwire.Message, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, checkAnswer, fmt.Errorf("its agent does not answer within %v", checkAnswer))
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { l.session.Close() })
+	defer stop()
+	l.mux.Send(m)
+	for {
+		got, err := l.mux.Receive()
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case err != nil:
+			return nil, fmt.Errorf("its agent has ended: %w", err)
+		case got.Ping == nil && got.Log == nil:
+			return got, nil
+		}
+	}
+}
+
+// each does something for all hosts that are not this one, all at once.
+func (c *checker) each(do func(i int)) {
+	var wait sync.WaitGroup
+	turns := make(chan struct{}, maxHandshakes)
+	for i, h := range c.plan.Hosts {
+		if h.Local {
+			continue
+		}
+		wait.Go(func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			do(i)
+		})
+	}
+	wait.Wait()
+}
+
+func (c *checker) fault(i int, stops bool, advice, format string, args ...any) {
+	h := &c.hosts[i]
+	h.Faults = append(h.Faults, HostFault{Stops: stops, What: fmt.Sprintf(format, args...), Advice: advice})
+}
+
+// look reaches a host and asks what it is like.
+func (c *checker) look(ctx context.Context, i int) {
+	ph, h := &c.plan.Hosts[i], &c.hosts[i]
+	h.Name = ph.Name
+	l, err := c.open(ctx, i)
+	if err == nil {
+		err = c.ask(ctx, i, l)
+		if err != nil && l.session != nil {
+			if said := lastLines(l.session.Stderr(), 3); len(said) > 0 {
+				err = fmt.Errorf("%w; it said: %s", err, strings.Join(said, " / "))
+			}
+		}
+	}
+	if err == nil {
+		c.links[i] = l
+		return
+	}
+	if l != nil {
+		l.end()
+	}
+	h.Facts = nil
+	advice := way.Advice(err)
+	if advice == "" {
+		advice = "gorun -v "
+		if r := c.plan.Remote; r.RSH != "" {
+			advice += "--rsh " + shellQuote(r.RSH) + " "
+		} else if r.SSHConfig != "" {
+			advice += "--ssh-config " + shellQuote(r.SSHConfig) + " "
+		}
+		advice += "-H " + ph.Name + " true shows more"
+	}
+	c.fault(i, true, advice, "%v", err)
+}
+
+func (c *checker) open(ctx context.Context, i int) (*checkLink, error) {
+	ph := &c.plan.Hosts[i]
+	timeout := c.plan.Remote.ConnectTimeout
+	if timeout <= 0 {
+		timeout = defaultConnectTimeout
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
+	defer cancel()
+	s, err := push.Open(ctx, c.way, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: c.builds, Progress: c.sending})
+	if err != nil {
+		return nil, bare(err)
+	}
+	l := &checkLink{session: s}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	if err := agentwire.ReadPreface(s, Build()); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return l, err
+	}
+	l.mux, err = agentwire.Dial(&sessionConn{Started: s})
+	return l, err
+}
+
+// sending tells how far the sending of gorun to hosts is, once a second at most.
+func (c *checker) sending(host string, sent, size int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.progress == nil || sent == size || time.Since(c.told) < time.Second {
+		return
+	}
+	if !c.told.IsZero() { // not at once
+		c.progress(fmt.Sprintf("sending gorun to %s: %d of %d MiB", host, sent>>20, size>>20))
+	}
+	c.told = time.Now()
+}
+
+func (c *checker) ask(ctx context.Context, i int, l *checkLink) error {
+	p, h := c.plan, &c.hosts[i]
+	q := &agentwire.Check{Key: c.key, Host: i, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo, Device: c.device, Name: []byte(p.Program.Name),
+		Path: []byte(p.Program.Path), Sum: c.sum}
+	if p.DirGiven {
+		q.Dir = []byte(p.Dir)
+	}
+	if p.Program.GoDir != "" {
+		q.Name = nil // it is built and sent
+	}
+	m, err := l.ask(ctx, &agentwire.Message{Check: q})
+	if err != nil {
+		return err
+	}
+	if m.Checked == nil {
+		return errors.New("its agent does not say what it has found")
+	}
+	h.Agent, h.Sent, h.Addr, h.machine = l.session.File, l.session.Pushed, m.Checked.Addr, m.Checked.Machine
+	if err := json.Unmarshal(m.Checked.Facts, &h.Facts); err != nil {
+		return fmt.Errorf("what its agent has found cannot be read: %w", err)
+	}
+	if why := m.Checked.BindErr; why != "" {
+		c.fault(i, true, "free ports of it, or give another range", "%s", why)
+	}
+	c.program(i, &m.Checked.Program)
+	for n := range clockTries {
+		asked := time.Now()
+		m, err := l.ask(ctx, &agentwire.Message{Clock: &agentwire.Clock{}})
+		if err != nil {
+			return err
+		}
+		if m.Clock == nil {
+			return errors.New("its agent does not tell its time")
+		}
+		// By the wall clock, as the other one is; the round trip by the monotonic one.
+		if s := skew(asked, m.Clock.Now, time.Now()); n == 0 || s.Error < h.Skew.Error {
+			h.Skew = s
+		}
+	}
+	return nil
+}
+
+// program judges whether the program is on a host, or would be sent.
+func (c *checker) program(i int, v *agentwire.Verdict) {
+	p, h := c.plan, &c.hosts[i]
+	if p.Program.Name == "" {
+		return
+	}
+	name := p.Program.Name
+	f := &hostfacts.Program{Name: name, Path: v.Path, Same: v.Same, Err: v.Err}
+	h.Facts.Program = f
+	bySlash := strings.Contains(name, "/")
+	staged := !p.Remote.NoStage && (bySlash || p.Program.GoDir != "")
+	switch {
+	case p.Program.GoDir != "":
+		f.Path, f.Sent, f.Err = p.Program.GoDir, true, ""
+		if !staged {
+			c.fault(i, true, "without --stage none it is built and sent", "program %s is a Go package", name)
+		}
+	case v.Same:
+	case staged && c.sum != nil:
+		f.Sent, f.Err = true, ""
+	case v.Err != "" && bySlash:
+		c.fault(i, true, "copy it there, or leave --stage none out: then it is sent", "%s", v.Err)
+	case v.Err != "":
+		c.fault(i, true, "install it there, or give it by its path: then it is sent", "%s", v.Err)
+	case v.Other:
+		c.fault(i, false, "leave --stage none out: then the one of this host is sent", "program %s is another one than on this host", f.Path)
+	}
+}
+
+// local looks at this host, if it is one of them.
+func (c *checker) local() {
+	for i, ph := range c.plan.Hosts {
+		if !ph.Local {
+			continue
+		}
+		h := &c.hosts[i]
+		job := Job{Device: c.device, Program: c.plan.Program.Name}
+		if c.plan.DirGiven {
+			job.Dir = c.plan.Dir
+		}
+		h.Name, h.Local, h.Facts, h.machine = ph.Name, true, CheckHost(job, os.Environ()), machine()
+		r := &runner{plan: c.plan, hosts: make([]hostAgent, len(c.links))}
+		for k, l := range c.links {
+			if l != nil && l.session != nil {
+				r.hosts[k] = &remoteHost{session: l.session}
+			}
+		}
+		p, err := newProber(c.key, i, r.ownAddr(), c.plan.Remote.PortFrom, c.plan.Remote.PortTo)
+		if err != nil {
+			c.fault(i, true, "free ports of it, or give another range", "%v", err)
+			continue
+		}
+		h.Addr = p.addr()
+		c.links[i] = &checkLink{prober: p}
+	}
+}
+
+// reachAll has the hosts reach each other.
+func (c *checker) reachAll(ctx context.Context) {
+	n := len(c.hosts)
+	peers := func(i int) []agentwire.Peer {
+		var list []agentwire.Peer
+		for d := 1; d < n && len(list) < maxReach; d++ {
+			if k := (i + d) % n; c.hosts[k].Addr != "" {
+				list = append(list, agentwire.Peer{Host: k, Addr: c.hosts[k].Addr})
+			}
+		}
+		return list
+	}
+	var wait sync.WaitGroup
+	for i, l := range c.links {
+		to := peers(i)
+		if l == nil || len(to) == 0 {
+			continue
+		}
+		wait.Go(func() {
+			var got []agentwire.ReachedHost
+			if l.mux == nil {
+				got = reach(ctx, c.key, to)
+			} else if m, err := l.ask(ctx, &agentwire.Message{Reach: &agentwire.Reach{Hosts: to}}); err != nil {
+				c.fault(i, true, "try again", "%v", err)
+				return
+			} else if m.Reached == nil || len(m.Reached.Hosts) != len(to) {
+				c.fault(i, true, "try again", "its agent does not say whom it has reached")
+				return
+			} else {
+				got = m.Reached.Hosts
+			}
+			for k, r := range got {
+				c.hosts[i].Reach = append(c.hosts[i].Reach, HostReach{Host: c.hosts[to[k].Host].Name, Took: r.Took, Err: r.Err})
+			}
+		})
+	}
+	wait.Wait()
+}
+
+// judge looks for faults of a host that was reached.
+func (c *checker) judge(i int) {
+	h := &c.hosts[i]
+	if h.Facts == nil {
+		return
+	}
+	h.Faults = append(h.Faults, h.Facts.Faults()...)
+	if text := h.Skew.fault(); text != "" {
+		c.fault(i, false, "synchronize the clocks (chrony or ntpd)", "%s", text)
+	}
+	// One line for each reason, with the hosts to which it applies.
+	var reasons []string
+	unreached := map[string][]string{}
+	for _, r := range h.Reach {
+		if r.Err == "" {
+			continue
+		}
+		if unreached[r.Err] == nil {
+			reasons = append(reasons, r.Err)
+		}
+		unreached[r.Err] = append(unreached[r.Err], r.Host)
+	}
+	for _, why := range reasons {
+		to := unreached[why]
+		at := ""
+		if len(to) == 1 {
+			k := slices.IndexFunc(c.hosts, func(o HostCheck) bool { return o.Name == to[0] })
+			at = " at " + c.hosts[k].Addr
+		}
+		advice := "let a firewall between them pass TCP and UDP; --port-range FROM-TO keeps gorun to some ports"
+		if p := c.plan.Remote; p.PortFrom != 0 {
+			advice = fmt.Sprintf("let a firewall between them pass TCP and UDP on the ports %d to %d", p.PortFrom, p.PortTo)
+		}
+		c.fault(i, true, advice, "it does not reach %s%s: %s", strings.Join(to, " "), at, why)
+	}
+	slices.SortStableFunc(h.Faults, func(a, b HostFault) int { return order(b.Stops) - order(a.Stops) })
+}
+
+func order(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// compare finds what is wrong between hosts.
+func (c *checker) compare() []HostFault {
+	var faults []HostFault
+	seen := map[string]string{}
+	for _, h := range c.hosts {
+		if h.machine == "" || c.plan.Remote.RSH != "" {
+			continue
+		}
+		if other, ok := seen[h.machine]; ok {
+			faults = append(faults, HostFault{Stops: true, What: fmt.Sprintf("hosts %s and %s are the same machine", other, h.Name), Advice: "give one of the names, with the slots of both"})
+			continue
+		}
+		seen[h.machine] = h.Name
+	}
+	differ := func(what, advice string, of func(*HostFacts) string) {
+		hosts := map[string][]string{}
+		var values []string
+		for _, h := range c.hosts {
+			if h.Facts == nil {
+				continue
+			}
+			v := of(h.Facts)
+			if hosts[v] == nil {
+				values = append(values, v)
+			}
+			hosts[v] = append(hosts[v], h.Name)
+		}
+		if len(values) < 2 {
+			return
+		}
+		var parts []string
+		for _, v := range values {
+			text := v
+			if v == "" {
+				text = "none"
+			}
+			parts = append(parts, text+" on "+HostList(hosts[v]))
+		}
+		faults = append(faults, HostFault{What: what + " differ: " + strings.Join(parts, ", "), Advice: advice})
+	}
+	if c.device != "host" {
+		differ("numbers of visible GPUs", "ranks are placed by the hosts' slots: give each as many as it has GPUs", func(f *HostFacts) string { return fmt.Sprint(f.VisibleGPU) })
+		differ("versions of the GPU driver", "install the same on all hosts", func(f *HostFacts) string { return f.Driver.Version })
+		for _, name := range c.libraries() {
+			differ("versions of "+name, "install the same on all hosts; a collective library of two versions may hang", func(f *HostFacts) string {
+				for _, l := range f.Libraries {
+					if l.Name == name {
+						return l.Version
+					}
+				}
+				return ""
+			})
+		}
+	}
+	return faults
+}
+
+// libraries are the names of those that any host has.
+func (c *checker) libraries() []string {
+	var names []string
+	for _, h := range c.hosts {
+		if h.Facts == nil {
+			continue
+		}
+		for _, l := range h.Facts.Libraries {
+			if l.Version != "" && !slices.Contains(names, l.Name) {
+				names = append(names, l.Name)
+			}
+		}
+	}
+	return names
+}
+
+// HostList names hosts, some of them where they are many.
+func HostList(names []string) string {
+	if n := len(names); n > 8 {
+		return strings.Join(names[:6], " ") + fmt.Sprintf(" and %d more", n-6)
+	}
+	return strings.Join(names, " ")
+}

@@ -1,0 +1,59 @@
+package agentwire
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Check asks an agent what its host is like, for a job of which nothing is started.
+type Check struct {
+	Key      []byte // by which hosts prove to each other who they are
+	Host     int    // its index
+	Bind     string // as in Prepare
+	PortFrom int
+	PortTo   int
+	Device   string
+	Dir      []byte // the ranks' directory; empty: none is asked about
+	Name     []byte // of the program, as the user wrote it; empty: there is none
+	Path     []byte // of the program on gorun's host
+	Sum      []byte // its SHA-256; empty: it is not compared
+}
+
+// Checked is the answer.
+type Checked struct {
+	Machine string          // as in Prepared
+	Addr    string          // where it answers probes; "": BindErr says why it does not
+	BindErr string          `json:",omitempty"`
+	Facts   json.RawMessage // hostfacts.Facts
+	Program Verdict         // of the program
+}
+
+// Verdict is what an agent says of the program's file on its host.
+type Verdict struct {
+	Path  string `json:",omitempty"` // where it is
+	Same  bool   `json:",omitempty"` // it is the one of Sum
+	Other bool   `json:",omitempty"` // there is another one
+	Err   string `json:",omitempty"` // why there is none
+}
+
+// Clock is a wall clock's time.
+type Clock struct{ Now time.Time }
+
+// Reach asks an agent to reach other hosts, where they answer probes.
+type Reach struct{ Hosts []Peer }
+
+// Peer is a host to be reached.
+type Peer struct {
+	Host int
+	Addr string
+}
+
+// Reached is how that went: as many as were asked for, in the same order.
+type Reached struct{ Hosts []ReachedHost }
+
+// ReachedHost is one of Reached.
+type ReachedHost struct {
+	Host int
+	Err  string        `json:",omitempty"` // why it was not reached
+	Took time.Duration // for the first answer
+}

@@ -1,0 +1,208 @@
+package launcher
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+)
+
+const (
+	// probeWait bounds a probe by each of TCP and UDP.
+	probeWait = 3 * time.Second
+	// probeAgain is when a datagram that was not answered is sent again: the first may be lost while addresses are resolved.
+	probeAgain = 200 * time.Millisecond
+	// maxProbes bounds the hosts that are probed at once.
+	maxProbes = 64
+	nonceSize = 16
+)
+
+// prober answers the probes of other hosts on one port, by TCP and UDP, so that they know that they have reached this host and no other:
+// its answer to a nonce is made with a key that all hosts have, and its index.
+type prober struct {
+	key  []byte
+	host int
+	tcp  net.Listener
+	udp  net.PacketConn
+	wait sync.WaitGroup
+}
+
+// newProber answers on an address, on a port of a range; 0: any.
+func newProber(key []byte, host int, on netip.Addr, from, to int) (*prober, error) {
+	first := from
+	if from == 0 {
+		first, to = 0, 8 // TCP and UDP need the same port, which may take several tries
+	}
+	var why error
+	for port := first; port <= to; port++ {
+		at := uint16(port)
+		if from == 0 {
+			at = 0
+		}
+		l, err := net.Listen("tcp", netip.AddrPortFrom(on, at).String())
+		if err != nil {
+			why = err
+			continue
+		}
+		c, err := net.ListenPacket("udp", l.Addr().String())
+		if err != nil {
+			why = err
+			l.Close()
+			continue
+		}
+		p := &prober{key: key, host: host, tcp: l, udp: c}
+		p.wait.Go(p.serveTCP)
+		p.wait.Go(p.serveUDP)
+		return p, nil
+	}
+	if from != 0 {
+		return nil, fmt.Errorf("no port from %d to %d is free on %v (--port-range): %v", from, to, on, bareNet(why))
+	}
+	return nil, fmt.Errorf("listen on %v: %w", on, bareNet(why))
+}
+
+func (p *prober) addr() string { return p.tcp.Addr().String() }
+
+func (p *prober) close() {
+	p.tcp.Close()
+	p.udp.Close()
+	p.wait.Wait()
+}
+
+func (p *prober) serveTCP() {
+	for {
+		c, err := p.tcp.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			time.Sleep(probeAgain) // no descriptors are left
+			continue
+		}
+		p.wait.Go(func() {
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(probeWait))
+			var nonce [nonceSize]byte
+			if _, err := io.ReadFull(c, nonce[:]); err == nil {
+				c.Write(proof(p.key, p.host, nonce[:]))
+			}
+		})
+	}
+}
+
+func (p *prober) serveUDP() {
+	buf := make([]byte, nonceSize+1)
+	for {
+		n, from, err := p.udp.ReadFrom(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil && n == nonceSize {
+			p.udp.WriteTo(proof(p.key, p.host, buf[:n]), from)
+		}
+	}
+}
+
+// proof is what the host with an index answers to a nonce.
+func proof(key []byte, host int, nonce []byte) []byte {
+	h := hmac.New(sha256.New, key)
+	h.Write(binary.BigEndian.AppendUint64([]byte("gorun probe "), uint64(host)))
+	h.Write(nonce)
+	return h.Sum(nil)
+}
+
+// errStranger is an answer of something that is not the host.
+var errStranger = errors.New("something else answers there")
+
+// probe reaches a host. The first answer took as long as it says.
+func probe(ctx context.Context, key []byte, host int, addr string) (took time.Duration, err error) {
+	begin := time.Now()
+	if err := probeBy(ctx, "tcp", key, host, addr); err != nil {
+		return 0, fmt.Errorf("tcp: %w", err)
+	}
+	took = time.Since(begin)
+	if err := probeBy(ctx, "udp", key, host, addr); err != nil {
+		return 0, fmt.Errorf("udp: %w", err)
+	}
+	return took, nil
+}
+
+func probeBy(ctx context.Context, network string, key []byte, host int, addr string) error {
+	ctx, cancel := context.WithTimeout(ctx, probeWait)
+	defer cancel()
+	c, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if err != nil {
+		return bareNet(err)
+	}
+	defer c.Close()
+	end, _ := ctx.Deadline()
+	var nonce [nonceSize]byte
+	rand.Read(nonce[:])
+	answer := make([]byte, sha256.Size)
+	for n := 0; ; n++ {
+		if _, err := c.Write(nonce[:]); err != nil {
+			return bareNet(err)
+		}
+		until := end
+		if again := time.Now().Add(probeAgain << n); network == "udp" && again.Before(end) {
+			until = again
+		}
+		c.SetReadDeadline(until)
+		_, err := io.ReadFull(c, answer)
+		switch {
+		case err == nil && hmac.Equal(answer, proof(key, host, nonce[:])):
+			return nil
+		case err == nil, err == io.EOF, err == io.ErrUnexpectedEOF:
+			return errStranger
+		case until == end || !errors.Is(err, os.ErrDeadlineExceeded):
+			return bareNet(err)
+		}
+	}
+}
+
+// bareNet is a network's error without operation and addresses, which stand beside it.
+func bareNet(err error) error {
+	if no, ok := errors.AsType[syscall.Errno](err); ok {
+		return no
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no answer within %v", probeWait)
+	}
+	var op *net.OpError
+	if errors.As(err, &op) && op.Timeout() {
+		return fmt.Errorf("no answer within %v", probeWait)
+	}
+	return err
+}
+
+// reach probes hosts, all at once.
+func reach(ctx context.Context, key []byte, hosts []agentwire.Peer) []agentwire.ReachedHost {
+	out := make([]agentwire.ReachedHost, len(hosts))
+	var wait sync.WaitGroup
+	turns := make(chan struct{}, maxProbes)
+	for i, h := range hosts {
+		turns <- struct{}{}
+		wait.Go(func() {
+			defer func() { <-turns }()
+			took, err := probe(ctx, key, h.Host, h.Addr)
+			out[i] = agentwire.ReachedHost{Host: h.Host, Took: took}
+			if err != nil {
+				out[i].Err = err.Error()
+			}
+		})
+	}
+	wait.Wait()
+	return out
+}
