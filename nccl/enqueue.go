@@ -222,6 +222,9 @@ func (c *Comm) issue(calls []Call, mode Mode) error {
 		} else if c.lookDue() {
 			err = c.lookNow()
 		}
+		if err == nil && isLibrary {
+			err = l.agreeFirst(rec, calls)
+		}
 		if err != nil {
 			return c.errorf(opName(calls), err)
 		}

@@ -33,9 +33,15 @@ func (l *library) abort() {
 		time.Sleep(50 * time.Microsecond)
 	}
 	if l.c.dev.Err() == nil {
+		// One after the other where memory is registered: the library then reads what it has freed (fault "abort-with-registrations"), and nobody else should
+		// have taken that meanwhile.
+		apart := l.c.userRegs.Load() > 0
 		var wg sync.WaitGroup
 		for _, comm := range l.comms() {
 			wg.Go(func() { l.abortOne(comm) }) // what it says changes nothing
+			if apart {
+				wg.Wait()
+			}
 		}
 		wg.Wait()
 	}

@@ -26,6 +26,7 @@ type registered struct {
 	inflight atomic.Int64
 	last     atomic.Uint64
 	marks    map[*use]uint64 // by the library backend instead: see library.mark
+	ops      atomic.Uint32   // bits: operations in which the library has used it, on all members
 }
 
 func (r *registered) enter(op Op, seq uint64) {

@@ -577,12 +577,12 @@ func TestFaults(t *testing.T) {
 		return out
 	}
 	for v, want := range map[Version][]string{
-		22105: {},
-		22304: {"p2p-then-collective", "message-registered-alone"},
-		22803: {"p2p-then-collective", "message-registered-alone", "window-abort", "graph-reclaim-interval"},
-		22809: {"p2p-then-collective", "message-registered-alone", "revoke", "window-abort", "graph-reclaim-interval"},
-		22902: {"message-registered-alone", "window-abort", "graph-reclaim-interval", "first-one-sided"},
-		23007: {"message-registered-alone", "graph-reclaim-interval"},
+		22105: {"abort-with-registrations"},
+		22304: {"p2p-then-collective", "message-registered-alone", "abort-with-registrations"},
+		22803: {"p2p-then-collective", "message-registered-alone", "window-abort", "abort-with-registrations", "graph-reclaim-interval"},
+		22809: {"p2p-then-collective", "message-registered-alone", "revoke", "window-abort", "abort-with-registrations", "graph-reclaim-interval"},
+		22902: {"message-registered-alone", "window-abort", "abort-with-registrations", "graph-reclaim-interval", "first-one-sided"},
+		23007: {"message-registered-alone", "abort-with-registrations", "graph-reclaim-interval"},
 	} {
 		if diff := cmp.Diff(ids(v), want); diff != "" {
 			t.Errorf("%v (-got +want):\n%s", v, diff)

@@ -1,0 +1,71 @@
+package nccl
+
+import (
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+)
+
+// The first call on registered buffers is where the library maps them on the other ranks. What it has half done then does not survive an abort (fault
+// "abort-with-registrations"): the process is lost. So that call, other than all others, is compared before the library sees it: a buffer that is registered on
+// some ranks only is an error before anything is launched on those that have it.
+
+// firstUseWait is how long a call waits for the others' same call. Who comes later is late, no more: the call goes on.
+const firstUseWait = 500 * time.Millisecond
+
+// firstUse lists the registrations that these calls use in a way that is new to the library.
+func (l *library) firstUse(calls []Call) (regs []*registered) {
+	if l.c.userRegs.Load() == 0 {
+		return nil
+	}
+	for i := range calls {
+		if calls[i].Op.p2p() || calls[i].Count == 0 {
+			continue // the library does not have the registration where messages go
+		}
+		for _, b := range [...]*registered{l.c.userRegistered(calls[i].Send), l.c.userRegistered(calls[i].Recv)} {
+			if b != nil && b.ops.Load()&(1<<calls[i].Op) == 0 {
+				regs = append(regs, b)
+			}
+		}
+	}
+	return regs
+}
+
+// agreeFirst waits for the members' record of a call on registered buffers, where it is the first of its kind. It returns the contradiction that it finds.
+func (l *library) agreeFirst(rec bootstrap.Record, calls []Call) error {
+	regs := l.firstUse(calls)
+	if regs == nil {
+		return nil
+	}
+	c := l.c
+	pause := 20 * time.Microsecond
+	for end := time.Now().Add(firstUseWait); ; {
+		if err := c.usable(); err != nil {
+			return err
+		}
+		waits := false
+		for r, p := range c.peers {
+			if r == c.rank {
+				continue
+			}
+			if err := c.contradiction(rec, r); err != nil {
+				return c.fail(err, true, false)
+			}
+			waits = waits || p.acct != nil && p.acct.Last() < rec.Seq
+		}
+		if !waits {
+			break
+		}
+		if time.Now().After(end) {
+			return nil
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 2*time.Millisecond)
+	}
+	for _, b := range regs {
+		for i := range calls {
+			b.ops.Or(1 << calls[i].Op)
+		}
+	}
+	return nil
+}
