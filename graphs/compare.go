@@ -156,6 +156,9 @@ func chooseMode(call nccl.Call, bufs [][]nccl.LayoutInfo, require nccl.Mode, sta
 		return choice{nccl.Plain, "no data"}, nil // nothing to demand a mode for
 	}
 	user, private := true, staged
+	if private == "" && call.Red.PreMultiplied() {
+		private = "libraries do not use registered buffers in a pre-multiplied sum"
+	}
 	offsets := ""
 	for _, send := range [2]bool{true, false} {
 		first := -1

@@ -11,6 +11,7 @@ import (
 type alone struct {
 	c       *Comm
 	tickets atomic.Uint64
+	lib     *library // for reductions on a GPU that are no copy; nil: none was made
 }
 
 func (a *alone) issue(calls []Call, _ Mode) error {
@@ -41,6 +42,10 @@ func (a *alone) copy(call Call, src, dst cuda.Range) error {
 	if call.Seq > 0 {
 		a.c.acct.SetDone(call.Seq)
 	}
+	if src.Mem != nil && call.Red > Avg {
+		a.c.direct.Add(src.Len + dst.Len)
+		return a.scale(&call)
+	}
 	if src.Mem == nil || src == dst {
 		return nil
 	}
@@ -68,7 +73,7 @@ func (a *alone) told() error                                     { return nil }
 func (a *alone) declareClosed(uint64)                            {}
 func (a *alone) peerClosed(int) (uint64, bool)                   { return 0, false }
 func (a *alone) mappings() int                                   { return 0 }
-func (a *alone) release()                                        {}
+func (a *alone) release()                                        { a.closeLibrary() }
 func (a *alone) explains() bool                                  { return false }
 
 func (a *alone) deregister(_ *cuda.Memory, _ bool, hold *cuda.Hold) (after func() error) {

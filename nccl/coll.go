@@ -26,6 +26,7 @@ type collTask struct {
 	group      uint64 // hash of the group's calls, 0 without one
 	ticket     uint64 // 0: captured, the replay has it
 	sreg, rreg *registered
+	scalar     uint64 // of a pre-multiplied sum
 
 	state   collState
 	pos     int    // elements of the call (staged) or of this rank's part (direct) done
@@ -68,6 +69,9 @@ func (h *host) newColl(call *Call, mode Mode) *collTask {
 	}
 	h.poolMu.Unlock()
 	*t = collTask{h: h, call: *call}
+	if call.Red > Avg {
+		t.scalar = h.c.madeOp(call.Red).scalar // validate has looked
+	}
 	if call.Send.Mem != nil {
 		t.flags |= sendUsed
 	}
@@ -259,6 +263,7 @@ func (t *collTask) post() {
 	s[slotCount] = w[1]
 	s[slotSeq], s[slotSub], s[slotKey], s[slotGroup] = t.seq, t.slotSub, t.key, t.group
 	s[slotSendMem], s[slotSendOff], s[slotRecvMem], s[slotRecvOff] = 0, t.call.Send.Off, 0, t.call.Recv.Off
+	s[slotScalar] = t.scalar
 	if t.call.Send.Mem != nil {
 		s[slotSendMem] = t.call.Send.Mem.ID()
 	}
@@ -490,7 +495,7 @@ func (t *collTask) work() bool {
 			srcs = append(srcs, h.srcs[r][at*size:(at+end-t.pos)*size])
 		}
 		dst := [1][]byte{h.dsts[h.rank][t.pos*size : end*size]}
-		reduce(t.call.Type, t.call.Red, h.n, dst[:], srcs, h.acc)
+		t.fold(dst[:], srcs)
 		t.pos = end
 		return end >= count
 	case OpBroadcast:
@@ -514,6 +519,19 @@ func (t *collTask) work() bool {
 	return true
 }
 
+// fold combines all members' parts, srcs by rank, into every dst.
+func (t *collTask) fold(dsts, srcs [][]byte) {
+	h := t.h
+	if t.call.Red <= Avg {
+		reduce(t.call.Type, t.call.Red, h.n, dsts, srcs, h.acc)
+		return
+	}
+	for r := range h.n {
+		h.scalars[r] = h.seg.slot(r, h.ops)[slotScalar]
+	}
+	reduceScaled(t.call.Type, h.scalars, dsts, srcs, h.acc)
+}
+
 // reduce combines bytes [lo,hi) of all sends into those recvs that the call has: in all-reduce everybody's, in reduce root's.
 func (t *collTask) reduce(lo, hi int) {
 	h := t.h
@@ -527,7 +545,7 @@ func (t *collTask) reduce(lo, hi int) {
 			out = append(out, h.dsts[r][lo:hi])
 		}
 	}
-	reduce(t.call.Type, t.call.Red, h.n, out, srcs, h.acc)
+	t.fold(out, srcs)
 }
 
 // copy leaves out what is in place.
@@ -581,14 +599,14 @@ func (t *collTask) readChunk() {
 			srcs = append(srcs, h.seg.half(r, h.chunk)[:n*size])
 		}
 		dst := [1][]byte{recv[t.pos*size : (t.pos+n)*size]}
-		reduce(t.call.Type, t.call.Red, h.n, dst[:], srcs, h.acc)
+		t.fold(dst[:], srcs)
 	case OpReduceScatter:
 		srcs := h.part[:0]
 		for r := range h.n {
 			srcs = append(srcs, h.seg.half(r, h.chunk)[h.rank*n*size:(h.rank+1)*n*size])
 		}
 		dst := [1][]byte{recv[t.pos*size : (t.pos+n)*size]}
-		reduce(t.call.Type, t.call.Red, h.n, dst[:], srcs, h.acc)
+		t.fold(dst[:], srcs)
 	case OpBroadcast:
 		copy(recv[t.pos*size:], h.seg.half(int(t.call.Root), h.chunk)[:n*size])
 	case OpAllGather:
@@ -616,7 +634,7 @@ func (t *collTask) reducePart() {
 		srcs = append(srcs, h.seg.half(r, h.chunk)[lo*size:hi*size])
 	}
 	dst := [1][]byte{srcs[h.rank]}
-	reduce(t.call.Type, t.call.Red, h.n, dst[:], srcs, h.acc)
+	t.fold(dst[:], srcs)
 	h.touched(dst[0])
 }
 

@@ -42,6 +42,9 @@ type Comm struct {
 	collected []Call
 	sorted    []Call // a group that is being issued; backends keep no calls
 	splits    int
+	made      []madeOp // by number; nil: none was made
+	madeCount uint32   // where the next number is looked for
+	madeEver  uint64
 	watchFrom int // which peer is compared first, where not all are at each call
 	lookout   lookout
 

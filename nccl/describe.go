@@ -45,7 +45,7 @@ func (o RedOp) String() string {
 	if int(o) < len(redNames) {
 		return redNames[o]
 	}
-	return fmt.Sprintf("reduction %d", uint8(o))
+	return fmt.Sprintf("pre-multiplied sum %d", uint8(o)-uint8(Avg))
 }
 
 // Call is one operation as a rank asks for it.
@@ -245,13 +245,13 @@ func packCall(c *Call) [2]uint64 {
 		root = uint64(uint32(c.Root))
 	}
 	if c.Op.reduces() {
-		red = uint64(c.Red)
+		red = uint64(uint8(c.Red))
 	}
 	return [2]uint64{uint64(c.Op) | uint64(c.Type)<<8 | red<<16 | root<<32, c.Count}
 }
 
 func unpackCall(w [2]uint64) Call {
-	return Call{Op: Op(w[0]), Type: cuda.DType(w[0] >> 8), Red: RedOp(w[0] >> 16), Root: int32(w[0] >> 32), Count: w[1]}
+	return Call{Op: Op(w[0]), Type: cuda.DType(w[0] >> 8), Red: RedOp(uint8(w[0] >> 16)), Root: int32(w[0] >> 32), Count: w[1]}
 }
 
 // recordText tells a ledger record: "all-reduce of 1024 float32, sum".

@@ -52,6 +52,7 @@ type host struct {
 	srcs, dsts     [][]byte // of the collective that runs
 	part, out      [][]byte // scratch
 	acc            []byte   // see reduce
+	scalars        []uint64 // of the members, where the collective is a pre-multiplied sum
 
 	poolMu sync.Mutex // guards the pools
 	colls  []*collTask
@@ -66,7 +67,7 @@ func newHost(c *Comm) *host {
 	n := len(c.ranks)
 	h := &host{c: c, n: n, rank: c.rank, seg: newSegment(n), turn: 1,
 		sent: make([]uint64, n), received: make([]uint64, n), given: make([]uint64, n), taken: make([]uint64, n),
-		srcs: make([][]byte, n), dsts: make([][]byte, n), part: make([][]byte, n), out: make([][]byte, n), acc: make([]byte, accSize)}
+		srcs: make([][]byte, n), dsts: make([][]byte, n), part: make([][]byte, n), out: make([][]byte, n), acc: make([]byte, accSize), scalars: make([]uint64, n)}
 	h.tails = slices.Repeat([]int32{-1}, 2*n)
 	h.peers.of = map[mapKey]*mapping{}
 	h.peers.exports = map[uint64]func(){}

@@ -212,15 +212,15 @@ func (l *library) call(c *Call, comm ncclsys.Comm) error {
 	}
 	switch c.Op {
 	case OpAllReduce:
-		return l.sys.AllReduce(send, recv, c.Count, t, libReds[c.Red], comm, s)
+		return l.sys.AllReduce(send, recv, c.Count, t, l.redOf(c.Red), comm, s)
 	case OpReduce:
-		return l.sys.Reduce(send, recv, c.Count, t, libReds[c.Red], int(c.Root), comm, s)
+		return l.sys.Reduce(send, recv, c.Count, t, l.redOf(c.Red), int(c.Root), comm, s)
 	case OpBroadcast:
 		return l.sys.Broadcast(send, recv, c.Count, t, int(c.Root), comm, s)
 	case OpAllGather:
 		return l.sys.AllGather(send, recv, c.Count, t, comm, s)
 	case OpReduceScatter:
-		return l.sys.ReduceScatter(send, recv, c.Count, t, libReds[c.Red], comm, s)
+		return l.sys.ReduceScatter(send, recv, c.Count, t, l.redOf(c.Red), comm, s)
 	case OpSend:
 		return l.sys.Send(send, c.Count, t, int(c.Root), comm, s)
 	case OpRecv:

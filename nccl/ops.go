@@ -7,8 +7,8 @@ import (
 )
 
 // RedOp is a reduction. All members get results that are equal to the bit: values are combined in rank order. 16-bit and 8-bit floats are combined
-// in float32 and rounded once at the end; integers wrap around. Min and Max of floats prefer a number to a NaN.
-type RedOp uint8
+// in float32 and rounded once at the end; integers wrap around. Min and Max of floats prefer a number to a NaN. PreMulSum makes further ones.
+type RedOp uint32
 
 const (
 	Sum RedOp = iota
@@ -100,8 +100,10 @@ func (c *Comm) validate(call *Call) error {
 		}
 		return bad("%s %d is no rank of a communicator of %d", what, call.Root, len(c.ranks))
 	}
-	if int(call.Red) >= len(redNames) {
-		return bad("unknown %v", call.Red)
+	if call.Red > Avg {
+		if wrong := c.checkRed(call); wrong != "" {
+			return bad("%s", wrong)
+		}
 	}
 	if call.Count == 0 {
 		call.Send, call.Recv = cuda.Range{}, cuda.Range{}

@@ -72,6 +72,7 @@ const (
 	slotSendOff
 	slotRecvMem
 	slotRecvOff
+	slotScalar // of the rank, where the reduction is a pre-multiplied sum
 	slotWords
 )
 

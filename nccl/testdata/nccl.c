@@ -86,6 +86,7 @@ struct comm {
 	struct range *ranges;
 	struct window *windows;
 	int launches; /* since it last looked at what graphs have left */
+	struct { char scalar[8]; int type, used; } made[64]; /* reductions */
 };
 typedef struct { char path[128]; } unique_id;
 
@@ -264,6 +265,28 @@ API int ncclCommRegister(struct comm *c, void *p, size_t n, void **h) {
 	*h = r;
 	return 0;
 }
+/* The number of a reduction depends on its communicator, as the real one's does. */
+API int ncclRedOpCreatePreMulSum(int *op, const void *scalar, int t, int where, struct comm *c) {
+	static const int size[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+	int i = 0;
+	while (i < 64 && c->made[i].used)
+		i++;
+	if (i == 64)
+		return fail(2, "no room");
+	memcpy(c->made[i].scalar, scalar, size[t]);
+	c->made[i].type = t, c->made[i].used = 1;
+	note("RedOpCreatePreMulSum type=%d where=%d number=%d", t, where, i);
+	*op = 5 + i + (int)((uintptr_t)c >> 4 & 0xffff);
+	return 0;
+}
+API int ncclRedOpDestroy(int op, struct comm *c) {
+	int i = op - 5 - (int)((uintptr_t)c >> 4 & 0xffff);
+	note("RedOpDestroy number=%d", i);
+	if (i < 0 || i >= 64 || !c->made[i].used)
+		return fail(4, "no such reduction");
+	c->made[i].used = 0;
+	return 0;
+}
 API int ncclCommDeregister(struct comm *c, void *h) {
 	struct range *r = c->ranges;
 	while (r && r != h)
@@ -323,7 +346,7 @@ API int ncclGetLsaDevicePointer(struct window *w, size_t off, int rank, void **p
 /* Operations. */
 enum kind { ALLREDUCE, REDUCE, BROADCAST, ALLGATHER, REDUCESCATTER, P2P };
 struct message { int send, peer; char *p; size_t n, moved; struct message *next; };
-struct op { enum kind kind; struct comm *c; const char *send; char *recv; size_t n; int t, red, root; struct message *messages; };
+struct op { enum kind kind; struct comm *c; const char *send; char *recv; size_t n; int t, red, root; struct message *messages; char scalar[8]; int scaled; };
 static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
 static int meet(struct comm *c) { /* 0: aborted */
@@ -361,6 +384,20 @@ static void reduce(struct shared *s, int ranks, size_t off, char *out, size_t n,
 	}
 }
 
+#define SCALE_AS(type) for (size_t i = 0; i < n; i++) ((type *)p)[i] *= *(type *)k;
+static void scale(char *p, size_t n, int t, const char *k) {
+	switch (t) {
+	case 0: SCALE_AS(int8_t) break;
+	case 1: SCALE_AS(uint8_t) break;
+	case 2: SCALE_AS(int32_t) break;
+	case 3: SCALE_AS(uint32_t) break;
+	case 4: SCALE_AS(int64_t) break;
+	case 5: SCALE_AS(uint64_t) break;
+	case 7: SCALE_AS(float) break;
+	case 8: SCALE_AS(double) break;
+	}
+}
+
 /* chunk is one step of a collective: what all have put into their slots is there when all have met, and is read before all meet again. */
 static int collective(struct op *o) {
 	struct comm *c = o->c;
@@ -375,6 +412,8 @@ static int collective(struct op *o) {
 				memcpy(s->slot[c->rank] + r * n * size, o->send + (r * o->n + at) * size, n * size);
 		else if (o->kind != BROADCAST || c->rank == o->root)
 			memcpy(s->slot[c->rank], o->send + at * size, n * size);
+		if (o->scaled)
+			scale(s->slot[c->rank], n * (o->kind == REDUCESCATTER ? c->n : 1), o->t, o->scalar);
 		if (!meet(c))
 			return 0;
 		switch (o->kind) {
@@ -554,6 +593,13 @@ static int enqueue(struct op v, stream_t s) {
 		return fail(5, "broadcast is refused here");
 	struct op *o = malloc(sizeof *o);
 	*o = v;
+	if (o->red > 4) {
+		int i = (int)((unsigned)o->red - 5u) - (int)((uintptr_t)o->c >> 4 & 0xffff);
+		if (i < 0 || i >= 64 || !o->c->made[i].used || o->c->made[i].type != o->t)
+			return fail(4, "the reduction is of another communicator or type");
+		memcpy(o->scalar, o->c->made[i].scalar, 8);
+		o->scaled = 1, o->red = 0;
+	}
 	if (!depth)
 		return issue(o, s);
 	if (o->kind == P2P)
@@ -583,7 +629,7 @@ API int ncclGroupEnd(void) {
 #define COLL(name, kind, params, red, root)                                                                   \
 	API int nccl##name params {                                                                               \
 		note(#name " n=%zu type=%d red=%d root=%d", n, t, red, root);                                         \
-		return enqueue((struct op){kind, c, send, recv, n, t, red, root, 0}, s);                              \
+		return enqueue((struct op){kind, c, send, recv, n, t, red, root, 0, "", 0}, s);                              \
 	}
 COLL(AllReduce, ALLREDUCE, (const void *send, void *recv, size_t n, int t, int op, struct comm *c, stream_t s), op, 0)
 COLL(Reduce, REDUCE, (const void *send, void *recv, size_t n, int t, int op, int root, struct comm *c, stream_t s), op, root)
@@ -595,7 +641,7 @@ static int message(int send, void *p, size_t n, int t, int peer, struct comm *c,
 	note("%s n=%zu type=%d peer=%d", send ? "Send" : "Recv", n, t, peer);
 	struct message *m = malloc(sizeof *m);
 	*m = (struct message){send, peer, p, n * sizes[t], 0, 0};
-	return enqueue((struct op){P2P, c, 0, 0, n, t, 0, 0, m}, s);
+	return enqueue((struct op){P2P, c, 0, 0, n, t, 0, 0, m, "", 0}, s);
 }
 API int ncclSend(void *p, size_t n, int t, int peer, struct comm *c, stream_t s) { return message(1, p, n, t, peer, c, s); }
 API int ncclRecv(void *p, size_t n, int t, int peer, struct comm *c, stream_t s) { return message(0, p, n, t, peer, c, s); }
