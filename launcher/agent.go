@@ -20,7 +20,8 @@ type agentConfig struct {
 	events   chan<- agentEvent // has room for all that can come: eventRoom
 	output   rankOutput
 	keeper   *keeper.Keeper
-	ownChild bool // the process has no children but ours: adopt and end what ranks leave behind
+	ownChild bool         // the process has no children but ours and spare: adopt and end what ranks leave behind
+	spare    map[int]bool // children that are not ours
 	job      string
 }
 
@@ -381,7 +382,7 @@ func (a *agent) adopted() {
 	}
 	self := syscall.Getpid()
 	for _, p := range keeper.Processes() {
-		if p.Parent == self && p.State == 'Z' && !ours[p.PID] {
+		if p.Parent == self && p.State == 'Z' && !ours[p.PID] && !a.cfg.spare[p.PID] {
 			syscall.Wait4(p.PID, nil, syscall.WNOHANG, nil)
 		}
 	}
@@ -411,6 +412,25 @@ func (a *agent) reap() (killed int) {
 	self := syscall.Getpid()
 	dead := map[int]bool{}
 	for end := time.Now().Add(reapBound); time.Now().Before(end); {
+		if len(a.cfg.spare) > 0 {
+			left := false
+			for _, p := range keeper.Processes() {
+				if p.Parent != self || a.cfg.spare[p.PID] {
+					continue
+				}
+				left = true
+				if p.State == 'Z' {
+					syscall.Wait4(p.PID, nil, syscall.WNOHANG, nil)
+				} else if syscall.Kill(p.PID, syscall.SIGKILL) == nil {
+					dead[p.PID] = true
+				}
+			}
+			if !left {
+				break
+			}
+			time.Sleep(time.Millisecond)
+			continue
+		}
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
 		if err == syscall.EINTR {
 			continue

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -75,6 +76,7 @@ type hostConfig struct {
 	events     chan<- agentEvent
 	output     rankOutput
 	ownProcess bool
+	ways       bool           // children of this process may be ways to other hosts
 	unreached  func(host int) // the host's node does not reach another one; with several hosts
 	keeper     *keeper.Keeper // one that has begun; nil: start one. The host owns it
 }
@@ -148,9 +150,18 @@ func (h *localHost) meet(m meeting) error {
 		r := &h.cfg.ranks[i]
 		r.env = h.cfg.environ(r.rank, h.cfg.job, h.node.Control(), m)
 	}
+	var spare map[int]bool
+	if h.cfg.ownProcess && h.cfg.ways {
+		spare = map[int]bool{}
+		for _, p := range keeper.Processes() {
+			if p.Parent == os.Getpid() && p.PID != h.keeper.PID() {
+				spare[p.PID] = true
+			}
+		}
+	}
 	var err error
 	h.agent, err = newAgent(agentConfig{ranks: h.cfg.ranks, host: h.cfg.index, events: h.cfg.events, output: h.cfg.output,
-		keeper: h.keeper, ownChild: h.cfg.ownProcess, job: h.cfg.job})
+		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, job: h.cfg.job})
 	return err
 }
 

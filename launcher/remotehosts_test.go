@@ -285,6 +285,46 @@ func TestHostsRun(t *testing.T) {
 		}
 		clean(t, h, time.Second)
 	})
+	t.Run("here and there", func(t *testing.T) {
+		if _, err := exec.LookPath("bash"); err != nil {
+			if os.Getenv("GORUN_CI") == "1" {
+				t.Fatal(err)
+			}
+			t.Skip("no bash, whose /dev/tcp is a ProxyCommand")
+		}
+		// What ranks leave behind is ended on both, also what hides; the way to h1, a child of gorun as well, is not.
+		config, err := os.ReadFile(h.SSHConfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		file := filepath.Join(dir, "config")
+		proxied := fmt.Sprintf("Host h1\n ProxyCommand bash -c 'exec 3<>/dev/tcp/%%h/%%p; cat <&3 & exec cat >&3'\n")
+		if err := os.WriteFile(file, []byte(proxied+string(config)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j := newHostsJob(t, h, 1, "--ssh-config", file, "-H", "localhost", "sh", "-c",
+			`env -u GORUN_JOB_ID setsid sleep 1000 >/dev/null 2>&1 & [ $GORUN_RANK = 4 ] && echo $! >"$0/pid"; echo "$GORUN_RANK $MASTER_ADDR"`, dir)
+		if got := j.run(); got != 0 {
+			t.Errorf("exit code %d: %s", got, j.err.String())
+		}
+		if n := strings.Count(j.out.String(), fmt.Sprintf(" %v\n", h.Hosts[0].Addr)); n != 5 {
+			t.Errorf("output %q", j.out.String())
+		}
+		text, err := os.ReadFile(filepath.Join(dir, "pid"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); strings.HasPrefix(string(line), "sleep") {
+			t.Errorf("pid %d is left behind", pid)
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		clean(t, h, time.Second)
+	})
 	t.Run("directory missing on one", func(t *testing.T) {
 		for i := range 3 {
 			if err := os.Mkdir(h.Path(i, "/home/data"), 0o755); err != nil {

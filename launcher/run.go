@@ -298,7 +298,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		environ: func(rank int, job, control string, m meeting) []string {
 			return p.environ(&p.Ranks[rank], p.atLaunch(job, control, m.addr, m.port))
 		},
-		events: r.events, output: r.output, ownProcess: r.o.OwnProcess && len(p.Hosts) == 1, // else the ways to other hosts may be children, too
+		events: r.events, output: r.output, ownProcess: r.o.OwnProcess, ways: len(p.Hosts) > 1,
 		unreached: func(host int) { r.unreached(index, host) },
 	})
 	if err != nil {
