@@ -7,6 +7,9 @@
 // The hosts of a job are those that [ParseHosts] or [ReadHostfile] read, or those of the [Allocation] of a resource manager; a
 // [MapBy] places the ranks on their slots.
 //
-// Below Run, an agent starts and watches the ranks of one host, a keeper (a second process) guards them in case this
-// process is killed, and collectors carry their output in whole lines.
+// Below Run, an agent starts and watches the ranks of one host, a keeper (a second process) guards them in case the agent
+// is killed, and collectors carry their output in whole lines. The agent of the local host is part of this process. Those of other
+// hosts are processes there (ServeAgent), which Run speaks to over one session each: messages, and the stdin, stdout and stderr of
+// each rank as streams with flow control. Both ends of a session keep a heartbeat. A host is lost when its session ends, or when it
+// is silent and the gossip of the other hosts misses it, too; an agent that has lost gorun ends its ranks.
 package launcher
