@@ -620,10 +620,10 @@ func (s *agentServer) giveBack() {
 		case <-time.After(closeBound): // the node still calls hosts that do not answer; it ends with this process
 		}
 	}
+	s.mux.Close() // gorun sees the end when all of it has ended
 	if s.pumps != nil {
 		s.pumps.stop()
 	}
-	s.mux.Close() // gorun sees the end when all of it has ended
 	s.threads.Wait()
 }
 

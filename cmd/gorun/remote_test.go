@@ -20,6 +20,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// drainAndEnd bounds the end of a job whose output has no reader: gorun waits a second for one, and then for no agent.
+const drainAndEnd = 2500 * time.Millisecond
+
 // remoteHome is where the agents of a test are sent, once.
 func remoteHome(t *testing.T) string {
 	t.Helper()
@@ -266,9 +269,13 @@ func TestRemote(t *testing.T) {
 				t.Errorf("%s has %d kB of memory", what, kb)
 			}
 		}
+		begin := time.Now()
 		j.cmd.Process.Signal(syscall.SIGINT)
 		if got := j.wait(); got != 130 {
 			t.Errorf("exit code %d, want 130", got)
+		}
+		if d := time.Since(begin); d > drainAndEnd {
+			t.Errorf("gorun ended %v after Ctrl-C", d)
 		}
 		j.goneIn(time.Second)
 	})
