@@ -316,6 +316,15 @@ func (d *Device) Fail(err error) {
 	}
 }
 
+// Abandon is Fail for a GPU on which something does not end, so that its driver may not come back from a call: it is not asked any more, and closing and freeing
+// give nothing back, which the end of the process does. For libraries.
+func (d *Device) Abandon(err error) {
+	d.Fail(err)
+	if g, ok := d.plat.(*driverDevice); ok {
+		g.abandon()
+	}
+}
+
 // Err is the sticky error.
 func (d *Device) Err() error {
 	if e := d.sticky.Load(); e != nil {

@@ -33,6 +33,7 @@ type driverDevice struct {
 	settings []dl.Finding // that break graphs
 	closed   atomic.Bool
 	gone     atomic.Bool    // the context is lost, with all that is in it
+	hung     atomic.Bool    // and the driver is not asked any more
 	thread   atomic.Uintptr // by its number, the one that has the context current: see driver_bind.go
 
 	aux    cusys.Stream // for zeroing memory
@@ -259,7 +260,9 @@ func (g *driverDevice) mapShared(SharedMemory) (platformPeer, error) {
 
 // close gives all back. Streams, memory and graphs are gone by now. After a sticky error the context is lost and the driver takes it back with the process.
 func (g *driverDevice) close() error {
-	g.quiesce()
+	if !g.hung.Load() {
+		g.quiesce()
+	}
 	hostCalls.forget(func(c *hostCall) bool { return c.g == g }) // of streams that failed before them
 	var errs []error
 	if in, err := g.enter(true); err == nil {
@@ -270,8 +273,17 @@ func (g *driverDevice) close() error {
 	openDevices.change(func(list []*driverDevice) []*driverDevice {
 		return slices.DeleteFunc(list, func(other *driverDevice) bool { return other == g })
 	})
-	errs = append(errs, g.drv.PrimaryCtxRelease(g.id))
+	if !g.hung.Load() {
+		errs = append(errs, g.drv.PrimaryCtxRelease(g.id))
+	}
 	return g.lost(errors.Join(errs...))
+}
+
+// abandon has no more calls made to a driver that does not come back from them.
+func (g *driverDevice) abandon() {
+	g.gone.Store(true)
+	g.hung.Store(true)
+	g.thread.Store(0)
 }
 
 // quiesce waits for host functions and release callbacks. A callback whose graph is gone comes within a millisecond; one whose launch hangs never

@@ -16,8 +16,11 @@ import (
 // Bind, who may call what he likes, gives the thread back unknown. That a thread has ended, and a new one has its number, package dl notices.
 
 func (g *driverDevice) bind() error {
-	if g.closed.Load() {
+	switch {
+	case g.closed.Load():
 		return ErrClosed
+	case g.hung.Load():
+		return g.dev.Err()
 	}
 	runtime.LockOSThread()
 	if err := g.drv.CtxSetCurrent(g.ctx); err != nil {

@@ -108,6 +108,7 @@ func (l *library) waitEnded() {
 	case <-time.After(destroyWait):
 		l.stuck.Store(true)
 		occupied.set(l.c)
+		l.c.dev.Abandon(occupied.check(l.c))
 		go func() {
 			<-l.aborted
 			occupied.clear(l.c)

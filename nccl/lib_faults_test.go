@@ -144,6 +144,14 @@ func TestLibraryStuckAbort(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		m, err := dev.Alloc(4096, cuda.Shareable)
+		if err != nil {
+			return err
+		}
+		s, err := dev.NewStream()
+		if err != nil {
+			return err
+		}
 		c, err := nccl.Init(ctx, job, dev)
 		if err != nil {
 			return err
@@ -160,7 +168,19 @@ func TestLibraryStuckAbort(t *testing.T) {
 		if err == nil {
 			return errors.Join(errors.New("a second communicator: no error"), again.Close())
 		}
-		return errors.Join(wantErr(err, nil, "still occupied by communicator world"), job.Barrier(ctx))
+		if err := wantErr(err, nil, "still occupied by communicator world"); err != nil {
+			return err
+		}
+		// Nothing else asks the driver, which may not come back; what a program's defers do works.
+		_, alone := nccl.InitConfig(ctx, job, dev, &nccl.Config{Ranks: []int{job.Rank()}})
+		_, stream := dev.NewStream()
+		_, alloc := cuda.Malloc[float32](dev, 8)
+		for _, err := range []error{alone, stream, alloc} {
+			if err := wantErr(err, nil, "still occupied by communicator world"); err != nil {
+				return err
+			}
+		}
+		return errors.Join(m.Free(), s.Close(), dev.Close(), job.Barrier(ctx))
 	}, append(fakeLibraries(t), "FAKE_NCCL=stuck")...)
 	allWell(t, results)
 }
