@@ -299,7 +299,6 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	p := r.plan
 	ph := &p.Hosts[index]
 	h := &remoteHost{index: index, size: len(p.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
-		say:  func(line string) { r.say("%s", line) },
 		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
 	s, err := push.Open(dial, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})
 	if err != nil {
@@ -387,7 +386,11 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	h.prepared = m.Prepared
 	h.ready = time.Now()
 	if m.Prepared.OwnDir {
-		r.verbose("host %s: there is no directory %s: the ranks run in %s", ph.Name, p.Dir, m.Prepared.Dir)
+		why := ""
+		if len(p.Remote.Stage) > 0 {
+			why = ", or not the same files in it"
+		}
+		r.verbose("host %s: there is no directory %s%s: the ranks run in %s", ph.Name, p.Dir, why, m.Prepared.Dir)
 	}
 	return h, nil
 }

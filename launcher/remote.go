@@ -64,7 +64,6 @@ type remoteHost struct {
 	doubt     func(host int)
 	unreached func(by, host int)
 	log       func(line string) // for --verbose
-	say       func(line string)
 	stdin     *remoteStdin // nil: none of its ranks has any
 
 	where     meeting
@@ -82,6 +81,8 @@ type remoteHost struct {
 	running map[int]bool // ranks whose end was not reported
 	forked  bool
 	killed  int
+	made    []string // names of files that ranks made in the job's own directory, some of nMade
+	nMade   int
 	reports int        // events
 	ending  bool       // its end is no loss
 	pipes   []*os.File // to the collectors
@@ -183,13 +184,7 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 	case m.Reaped != nil:
 		h.know(m.Reaped.State)
 		h.killed = m.Reaped.Killed
-		if n := m.Reaped.NMade; n > 0 {
-			names := m.Reaped.Made.Unpack()
-			if n > len(names) {
-				names = append(names, "...")
-			}
-			h.say(fmt.Sprintf("host %s: removed with the job's own directory there: %s of the ranks (%s); --wdir DIR keeps them", h.name, count(n, "file"), strings.Join(names, ", ")))
-		}
+		h.made, h.nMade = m.Reaped.Made.Unpack(), m.Reaped.NMade
 		h.left = map[int]bool{}
 		for _, j := range m.Reaped.Joined {
 			h.left[j.Rank] = j.Left

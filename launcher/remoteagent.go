@@ -298,6 +298,9 @@ func (s *agentServer) findProgram() (Program, error) {
 		}
 		p, err := FindProgram(name, path)
 		if err == nil || executable(file) != nil {
+			if s, ok := errors.AsType[*StartError](err); ok && s.Code == ExitNotFound && file != "" {
+				s.Msg += "; given by its path, it would be sent there"
+			}
 			return p, err
 		}
 	}

@@ -684,6 +684,7 @@ func (r *runner) wind() {
 	a.Ended = time.Since(a.Start)
 	killed := make([]int, len(r.hosts))
 	r.eachHost(func(i int, h hostAgent) { killed[i] = h.reap() })
+	r.sayRemoved()
 	for i, h := range r.hosts {
 		a.LeftOver += killed[i]
 		for k := range a.Ranks {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -402,8 +403,43 @@ func (s *staging) others(hosts map[int]bool) map[int]bool {
 func (s *staging) progress() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.busy) == 0 || time.Since(s.begun) < tellFirst {
+	if len(s.busy) == 0 || time.Since(s.begun) < tellFirst || s.total.Load() < 1<<20 {
 		return ""
 	}
 	return fmt.Sprintf("sending files to %s: %d of %d MiB", count(len(s.busy), "host"), s.sent.Load()>>20, s.total.Load()>>20)
+}
+
+// sayRemoved tells of files that ranks left in directories of the job's own, which are gone now.
+func (r *runner) sayRemoved() {
+	var hosts, names []string
+	n := 0
+	for _, h := range r.hosts {
+		h, ok := h.(*remoteHost)
+		if !ok {
+			continue
+		}
+		h.mu.Lock()
+		if h.nMade > 0 {
+			hosts, n = append(hosts, h.name), n+h.nMade
+			for _, name := range h.made {
+				if !slices.Contains(names, name) {
+					names = append(names, name)
+				}
+			}
+		}
+		h.mu.Unlock()
+	}
+	if n == 0 {
+		return
+	}
+	some := func(all []string) string {
+		if len(all) > 3 {
+			all = append(all[:3:3], "...")
+		}
+		return strings.Join(all, ", ")
+	}
+	if n > len(names) && len(names) <= 3 && len(hosts) == 1 {
+		names = append(names, "...")
+	}
+	r.say("removed with the job's own directory on %s: %s of the ranks (%s); --wdir DIR keeps them", some(hosts), count(n, "file"), some(names))
 }

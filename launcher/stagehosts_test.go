@@ -166,6 +166,13 @@ func TestStageProgram(t *testing.T) {
 			t.Errorf("exit code %d, %q, stderr %s", got, j.lines(), j.err.String())
 		}
 	})
+	t.Run("a name that is in no PATH there", func(t *testing.T) {
+		j := stageJob(t, h, dir, "where", "/dev/null")
+		j.cmd.Env = append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"))
+		if got, want := j.run(), "h1: run where: not found in PATH; given by its path, it would be sent there"; got != 127 || !strings.Contains(j.err.String(), want) {
+			t.Errorf("exit code %d, stderr %q, want 127, %q", got, j.err.String(), want)
+		}
+	})
 	t.Run("none", func(t *testing.T) {
 		j := newHostsJob(t, h, 1, "bin/where")
 		j.cmd.Dir = dir
@@ -203,9 +210,9 @@ func TestStageProgram(t *testing.T) {
 			}
 			data[18]++ // e_machine
 			return string(data)
-		}, 126, `^gorun: host h\d: run \./prog: it is a program for .*, and this host is `},
-		{"a script without interpreter", func() string { return "#!/no/such\n" }, 127, `^gorun: host h\d: run \./prog: its interpreter /no/such is missing`},
-		{"neither", func() string { return "\x01\x02\x03" }, 126, `^gorun: host h\d: run \./prog: neither a program`},
+		}, 126, `(?m)^gorun: host h\d: run \./prog: it is a program for .*, and this host is `},
+		{"a script without interpreter", func() string { return "#!/no/such\n" }, 127, `(?m)^gorun: host h\d: run \./prog: its interpreter /no/such is missing`},
+		{"neither", func() string { return "\x01\x02\x03" }, 126, `(?m)^gorun: host h\d: run \./prog: neither a program`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -333,10 +340,12 @@ func TestStageFiles(t *testing.T) {
 		cleanStage(t, h, time.Second)
 	})
 	t.Run("files of ranks are told", func(t *testing.T) {
-		j := stageJob(t, h, dir, "-np", "1", "--stage", "data/f.csv", "sh", "-c", "mkdir d; for i in 1 2 3 4; do echo >d/$i; done; chmod 0 d")
-		want := "gorun: host h1: removed with the job's own directory there: 4 files of the ranks (d/1, d/2, d/3, ...); --wdir DIR keeps them\n"
-		if got := j.run(); got != 0 || j.err.String() != want {
-			t.Errorf("exit code %d, stderr %q, want %q", got, j.err.String(), want)
+		for n, where := range []string{"h1: 4 files of the ranks (d/1, d/2, d/3, ...)", "h1, h2: 8 files of the ranks (d/1, d/2, d/3)"} {
+			j := stageJob(t, h, dir, "-np", strconv.Itoa(n+1), "--stage", "data/f.csv", "sh", "-c", "mkdir d; for i in 1 2 3 4; do echo >d/$i; done; chmod 0 d")
+			want := "gorun: removed with the job's own directory on " + where + "; --wdir DIR keeps them\n"
+			if got := j.run(); got != 0 || j.err.String() != want {
+				t.Errorf("exit code %d, stderr %q, want %q", got, j.err.String(), want)
+			}
 		}
 		cleanStage(t, h, time.Second)
 	})
