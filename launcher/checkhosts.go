@@ -250,7 +250,7 @@ func (c *checker) open(ctx context.Context, i int) (*checkLink, error) {
 		}
 		return l, err
 	}
-	l.mux, err = agentwire.Dial(&sessionConn{Started: s})
+	l.mux, err = agentwire.Dial(&sessionConn{s})
 	return l, err
 }
 
@@ -411,7 +411,11 @@ func (c *checker) judge(i int) {
 	if h.Facts == nil {
 		return
 	}
-	h.Faults = append(h.Faults, h.Facts.Faults()...)
+	facts := *h.Facts
+	if !h.Local {
+		facts.Program = nil // it was judged: it may be sent
+	}
+	h.Faults = append(h.Faults, facts.Faults()...)
 	if text := h.Skew.fault(); text != "" {
 		c.fault(i, false, "synchronize the clocks (chrony or ntpd)", "%s", text)
 	}

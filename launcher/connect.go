@@ -12,7 +12,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -98,6 +97,7 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	results := make(chan result, len(p.Hosts))
 	slots := make(chan struct{}, maxHandshakes)
 	missing := map[int]bool{}
+	progress := r.sending()
 	for i, h := range p.Hosts {
 		if h.Local {
 			continue
@@ -107,7 +107,7 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 			slots <- struct{}{}
 			free := sync.OnceFunc(func() { <-slots })
 			defer free()
-			host, err := r.open(ctx, dial, w, builds, files, i, key, free)
+			host, err := r.open(ctx, dial, w, builds, progress, files, i, key, free)
 			results <- result{i, host, err}
 		}()
 	}
@@ -295,12 +295,12 @@ func (r *retries) reason(host string) error {
 
 // open opens a session on a host and has its agent prepare, for which it sends files. ctx bounds it, and dial all but the files. connected
 // is called when the connection is there.
-func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds, files *staging, index int, key []byte, connected func()) (*remoteHost, error) {
+func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds, progress func(string, int, int), files *staging, index int, key []byte, connected func()) (*remoteHost, error) {
 	p := r.plan
 	ph := &p.Hosts[index]
 	h := &remoteHost{index: index, size: len(p.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
 		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
-	s, err := push.Open(dial, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: r.progressOf()})
+	s, err := push.Open(dial, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: progress})
 	if err != nil {
 		return nil, bare(err)
 	}
@@ -326,7 +326,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	if err := agentwire.ReadPreface(s, Build()); err != nil {
 		return fail(err)
 	}
-	if h.mux, err = agentwire.Dial(&sessionConn{Started: s}); err != nil {
+	if h.mux, err = agentwire.Dial(&sessionConn{s}); err != nil {
 		return fail(err)
 	}
 	h.opened = time.Now()
@@ -395,22 +395,12 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	return h, nil
 }
 
-// sessionConn is a session below streams. After its end it is closed only when it is known how it ended.
-type sessionConn struct {
-	*push.Started
-	over atomic.Bool
-}
+// sessionConn is a session below streams. Its end is told when it is known how it ended: what follows closes it.
+type sessionConn struct{ *push.Started }
 
 func (c *sessionConn) Read(p []byte) (int, error) {
 	n, err := c.Started.Read(p)
 	if err == io.EOF {
-		c.over.Store(true)
-	}
-	return n, err
-}
-
-func (c *sessionConn) Close() error {
-	if c.over.Load() {
 		ended := make(chan struct{})
 		go func() {
 			c.Wait()
@@ -422,7 +412,7 @@ func (c *sessionConn) Close() error {
 			// What is closed next ends the wait.
 		}
 	}
-	return c.Started.Close()
+	return n, err
 }
 
 // bare is an error of a way, or of a push, without the host's name in front, which comes from elsewhere; its advice is kept.
@@ -444,16 +434,32 @@ type bareError struct {
 func (e *bareError) Error() string { return e.text }
 func (e *bareError) Unwrap() error { return e.err }
 
-// progressOf tells how far the sending of gorun to hosts is, once a second at most.
-func (r *runner) progressOf() func(host string, sent, size int) {
+// sending tells how far the sending of gorun to all hosts is, once a second at most.
+func (r *runner) sending() func(host string, sent, size int) {
 	begin := time.Now()
 	told := begin
+	var mu sync.Mutex
+	left := map[string]int{} // bytes, of hosts that lack some
 	return func(host string, sent, size int) {
-		now := time.Now()
-		if now.Sub(begin) > missingFirst && now.Sub(told) > time.Second && sent < size {
-			told = now
-			r.say("sending gorun to %s: %d of %d MiB", host, sent>>20, size>>20)
+		mu.Lock()
+		defer mu.Unlock()
+		if left[host] = size - sent; sent == size {
+			delete(left, host)
 		}
+		now := time.Now()
+		if len(left) == 0 || now.Sub(begin) < missingFirst || now.Sub(told) < time.Second {
+			return
+		}
+		told = now
+		sum := 0
+		for _, n := range left {
+			sum += n
+		}
+		where := host
+		if len(left) > 1 || left[host] == 0 {
+			where = count(len(left), "host")
+		}
+		r.say("sending gorun to %s: %d MiB are left", where, (sum+1<<20-1)>>20)
 	}
 }
 

@@ -250,3 +250,69 @@ func FuzzPreface(f *testing.F) {
 		}
 	})
 }
+
+// slowClose is a connection whose end takes its time.
+type slowClose struct {
+	net.Conn
+	release chan struct{}
+}
+
+func (c *slowClose) Close() error {
+	<-c.release
+	return c.Conn.Close()
+}
+
+// Readers learn of the end at once: they would spin in yamux until the connection below is closed.
+func TestReadersEndBeforeTheConnection(t *testing.T) {
+	a, b := net.Pipe()
+	served := make(chan *Mux)
+	go func() {
+		m, err := Accept(b)
+		if err != nil {
+			t.Error(err)
+		}
+		served <- m
+	}()
+	release := make(chan struct{})
+	m, err := Dial(&slowClose{a, release})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := <-served
+	defer other.Close()
+	stream, err := m.Open(Header{Kind: File})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 2)
+	go func() {
+		_, err := m.Receive()
+		ended <- err
+	}()
+	go func() {
+		_, err := stream.Read(make([]byte, 1))
+		ended <- err
+	}()
+	closed := make(chan struct{})
+	go func() {
+		m.Close()
+		close(closed)
+	}()
+	for range 2 {
+		select {
+		case err := <-ended:
+			if err != io.EOF {
+				t.Errorf("a reader ended with %v, want EOF", err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Error("a reader did not end")
+		}
+	}
+	select {
+	case <-closed:
+		t.Error("Close returned before the connection was closed")
+	default:
+	}
+	close(release)
+	<-closed
+}

@@ -34,10 +34,15 @@ type Mux struct {
 	wrote  chan struct{} // closed when the writer has ended
 }
 
-// heard takes note of when bytes came.
+// heard takes note of when bytes came. When yamux closes it, it lets the readers of streams go: in yamux they would spin from here on
+// until the end of the connection below, which may take its time.
 type heard struct {
 	io.ReadWriteCloser
 	last atomic.Int64
+
+	mu      sync.Mutex // guards the rest
+	closed  bool
+	streams map[*stream]bool
 }
 
 func (h *heard) Read(p []byte) (int, error) {
@@ -46,6 +51,50 @@ func (h *heard) Read(p []byte) (int, error) {
 		h.last.Store(time.Now().UnixNano())
 	}
 	return n, err
+}
+
+func (h *heard) Close() error {
+	h.mu.Lock()
+	h.closed = true
+	for s := range h.streams {
+		s.expire()
+	}
+	h.mu.Unlock()
+	return h.ReadWriteCloser.Close()
+}
+
+// stream is one of yamux whose reader learns of the session's end. What has come can still be read.
+type stream struct {
+	*yamux.Stream
+	of *heard
+}
+
+func (h *heard) stream(y *yamux.Stream) *stream {
+	s := &stream{y, h}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.streams[s] = true
+	if h.closed {
+		s.expire()
+	}
+	return s
+}
+
+func (s *stream) expire() { s.SetReadDeadline(time.Now()) }
+
+func (s *stream) Read(p []byte) (int, error) {
+	n, err := s.Stream.Read(p)
+	if err == yamux.ErrTimeout {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (s *stream) Close() error {
+	s.of.mu.Lock()
+	delete(s.of.streams, s)
+	s.of.mu.Unlock()
+	return s.Stream.Close()
 }
 
 // never is a time that no connection takes.
@@ -64,32 +113,32 @@ func settings() *yamux.Config {
 
 // Dial is gorun's side of a session whose preface has been read. The Mux owns rwc.
 func Dial(rwc io.ReadWriteCloser) (*Mux, error) {
-	h := &heard{ReadWriteCloser: rwc}
+	h := &heard{ReadWriteCloser: rwc, streams: map[*stream]bool{}}
 	s, err := yamux.Client(h, settings())
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.Open()
+	c, err := s.OpenStream()
 	if err != nil {
 		s.Close()
 		return nil, fmt.Errorf("open the control stream: %w", err)
 	}
-	return newMux(s, c, h), nil
+	return newMux(s, h.stream(c), h), nil
 }
 
 // Accept is the agent's side of a session whose preface has been written. The Mux owns rwc.
 func Accept(rwc io.ReadWriteCloser) (*Mux, error) {
-	h := &heard{ReadWriteCloser: rwc}
+	h := &heard{ReadWriteCloser: rwc, streams: map[*stream]bool{}}
 	s, err := yamux.Server(h, settings())
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.Accept()
+	c, err := s.AcceptStream()
 	if err != nil {
 		s.Close()
 		return nil, fmt.Errorf("wait for the control stream: %w", err)
 	}
-	return newMux(s, c, h), nil
+	return newMux(s, h.stream(c), h), nil
 }
 
 func newMux(s *yamux.Session, control net.Conn, h *heard) *Mux {
@@ -201,10 +250,11 @@ func (m *Mux) Heard() time.Time { return time.Unix(0, m.heard.last.Load()) }
 
 // Open opens a stream.
 func (m *Mux) Open(h Header) (net.Conn, error) {
-	s, err := m.session.Open()
+	y, err := m.session.OpenStream()
 	if err != nil {
 		return nil, err
 	}
+	s := m.heard.stream(y)
 	if _, err := s.Write(h.encode()); err != nil {
 		s.Close()
 		return nil, err
@@ -214,10 +264,11 @@ func (m *Mux) Open(h Header) (net.Conn, error) {
 
 // Accept waits for the next stream of the other side.
 func (m *Mux) Accept() (Header, net.Conn, error) {
-	s, err := m.session.Accept()
+	y, err := m.session.AcceptStream()
 	if err != nil {
 		return Header{}, nil, err
 	}
+	s := m.heard.stream(y)
 	h, err := readHeader(s)
 	if err != nil {
 		s.Close()
