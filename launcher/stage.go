@@ -339,7 +339,7 @@ type sendError struct {
 func (e *sendError) Error() string { return "send " + e.name + ": " + e.err.Error() }
 func (e *sendError) Unwrap() error { return e.err }
 
-// errChanged is a file that is not what it was when its hash was made.
+// errChanged is a file that is shorter than when its hash was made.
 var errChanged = errors.New("the file was changed meanwhile")
 
 func (s *staging) sendOne(mux *agentwire.Mux, it *item, index int, buf []byte) error {
@@ -353,7 +353,6 @@ func (s *staging) sendOne(mux *agentwire.Mux, it *item, index int, buf []byte) e
 		return err
 	}
 	defer conn.Close()
-	h := sha256.New()
 	for left := it.size; left > 0; {
 		n, err := f.Read(buf[:min(int64(len(buf)), left)])
 		if err == io.EOF {
@@ -361,17 +360,13 @@ func (s *staging) sendOne(mux *agentwire.Mux, it *item, index int, buf []byte) e
 		} else if err != nil {
 			return &sendError{it.name, err}
 		}
-		h.Write(buf[:n])
 		if _, err := conn.Write(buf[:n]); err != nil {
 			return err
 		}
 		left -= int64(n)
 		s.sent.Add(int64(n))
 	}
-	if string(h.Sum(nil)) != string(it.sum) {
-		return &sendError{it.name, errChanged}
-	}
-	return nil
+	return nil // the agent knows the hash
 }
 
 // mark takes note that files are sent to a host, or no longer.

@@ -1,8 +1,7 @@
 package launcher
 
 import (
-	"context"
-	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -100,35 +99,44 @@ func TestStageErrors(t *testing.T) {
 	}
 }
 
-// A file that changes behind the making of its hash is not taken.
+// A file that changes behind the making of its hash is not taken, nor is one that is damaged on the way.
 func TestStageChanged(t *testing.T) {
-	for _, text := range []string{"other", "longer than before", "less"} {
+	for _, c := range []struct{ text, want string }{
+		{"first", ""},
+		{"other", "what came of /nowhere/f is not what was read before: the file was changed meanwhile"},
+		{"longer than before", "what came of /nowhere/f is not what was read before: the file was changed meanwhile"},
+		{"less", "send f: the file was changed meanwhile"},
+	} {
 		file := filepath.Join(t.TempDir(), "f")
 		write(t, file, "first", 0o600)
 		it := newItem("f", file, "/nowhere/f", "f")
 		it.read(t.Context())
-		write(t, file, text, 0o600)
+		write(t, file, c.text, 0o600)
 		a, b := net.Pipe()
-		theirs := make(chan *agentwire.Mux)
+		agent := &agentServer{job: &agentwire.Prepare{Items: wireItems([]*item{it})}, files: jobFiles{dir: t.TempDir()}}
+		received := make(chan error)
 		go func() {
-			m, err := agentwire.Accept(b)
-			if err != nil {
-				panic(err)
+			var err error
+			if agent.mux, err = agentwire.Accept(b); err == nil {
+				_, err = agent.receive(t.Context(), 0)
 			}
-			theirs <- m
+			received <- err
 		}()
 		mux, err := agentwire.Dial(a)
 		if err != nil {
 			t.Fatal(err)
 		}
-		agent := <-theirs
 		s := &staging{turns: make(chan struct{}, 1)}
-		_, err = s.send(context.Background(), mux, []*item{it}, []int{0})
-		if e, ok := errors.AsType[*sendError](err); !ok || e.Error() != "send f: the file was changed meanwhile" {
-			t.Errorf("%q: %v", text, err)
+		_, sendErr := s.send(t.Context(), mux, []*item{it}, []int{0})
+		err = <-received
+		if sendErr != nil {
+			err = sendErr
+		}
+		if got := fmt.Sprint(err); got != c.want && (err != nil || c.want != "") {
+			t.Errorf("%q: %v, want %s", c.text, err, c.want)
 		}
 		mux.Close()
-		agent.Close()
+		agent.mux.Close()
 	}
 }
 
