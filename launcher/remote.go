@@ -64,7 +64,7 @@ type remoteHost struct {
 	doubt     func(host int)
 	unreached func(by, host int)
 	log       func(line string) // for --verbose
-	stdin     *remoteStdin // nil: none of its ranks has any
+	stdin     *remoteStdin      // nil: none of its ranks has any
 
 	where     meeting
 	began     time.Time // Start was sent; nil before
