@@ -277,6 +277,17 @@ func TestStageFiles(t *testing.T) {
 		}
 		cleanStage(t, h, time.Second)
 	})
+	t.Run("an empty file, beside stdin", func(t *testing.T) {
+		write(t, dir+"/empty", "", 0o600)
+		j := stageJob(t, h, dir, "--stage", "empty", "--stage", "where", "sh", "-c", "cat empty; cat; ls")
+		j.cmd.Stdin = strings.NewReader("words\n")
+		if got := j.run(); got != 0 || j.err.Len() > 0 {
+			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
+		}
+		if d := cmp.Diff(j.lines(), []string{"empty", "empty", "where", "where", "words"}); d != "" {
+			t.Errorf("-got +want:\n%s", d)
+		}
+	})
 	t.Run("there on one, another one on the other", func(t *testing.T) {
 		for i, text := range []string{"data", "wrong"} {
 			write(t, h.Path(i, dir+"/data/f.csv"), text, 0o600)
