@@ -434,6 +434,9 @@ func TestHostsFaults(t *testing.T) {
 		}, func(h *testhosts.Hosts) { h.Join(0) }, 123, `gorun: host h1 is lost: no answer for \d+s, and the other hosts do not reach it either`, 15 * time.Second, 15 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if strings.HasPrefix(c.name, "link") {
+				t.Parallel() // it takes 10 s in which nothing happens
+			}
 			h := onHosts(t, 3)
 			j := newHostsJob(t, h, 2, "/root/rank", "rank", "wait").start()
 			up(t, j, h, 2)
@@ -477,6 +480,7 @@ func TestHostsApart(t *testing.T) {
 	}
 	for _, to := range []int{0, 2} {
 		t.Run(fmt.Sprintf("from %d to %d", 2-to, to), func(t *testing.T) {
+			t.Parallel()
 			h := onHosts(t, 3)
 			j := newHostsJob(t, h, 1, "/root/rank", "rank", "barriers").start()
 			up(t, j, h, 1)
