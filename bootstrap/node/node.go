@@ -39,7 +39,8 @@ type Config struct {
 	Host   string                           // this host's name, for errors
 	Key    []byte                           // gossip key, 32 bytes, random per job; needed where the job has several hosts
 	Bind   netip.AddrPort                   // where memberlist listens; zero: loopback, any port
-	Seeds  []string                         // addresses of other members to join
+	Seeds  []string                         // addresses of other members to join; of few hosts the first is asked first: best host 0
+	Lazy   bool                             // join them when a rank of this host joins, another host does so, or after a second: many programs need no bootstrap
 	Logf   func(format string, args ...any) // nil: discard
 
 	// Confirm is asked, again and again while gossip holds a host for dead, whether it is given up: the launcher has its own
@@ -102,7 +103,7 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 		rand.Read(n.cfg.Key)
 	}
 
-	lazily := func() {}
+	lazily := func() { n.mesh.want() }
 	if n.nodes == 1 {
 		lazily = func() { n.spawn(func() { n.startMesh(settings) }) }
 	} else if err := n.startMesh(settings); err != nil {
