@@ -117,37 +117,58 @@ func replayMistakes() []mistake {
 		bad: outcome{graphs.ErrPeer, []string{"gave up its wait for rank %[1]d"}}, good: outcome{isAny{}, []string{"rank %[1]d"}}})
 
 	// A graph that lives keeps what it uses.
-	kept := func(name string, fn func(ctx context.Context, r *rank, g *graphs.Graph) error, others func(ctx context.Context, r *rank) error) {
+	kept := func(name string, fn func(ctx context.Context, r *rank, g *graphs.Graph) error) {
 		add(mistake{name: name,
 			right: with(1, func(ctx context.Context, r *rank, gs []*graphs.Graph) error {
-				if others != nil {
-					if err := errors.Join(gs[0].Close(), others(ctx, r)); err != nil {
-						return err
-					}
-					return r.job.Barrier(ctx)
-				}
 				return errors.Join(r.job.Barrier(ctx), launch(ctx, r, gs[0]))
 			}),
 			wrong: with(1, func(ctx context.Context, r *rank, gs []*graphs.Graph) error {
-				if err := fn(ctx, r, gs[0]); err != nil {
-					return err
-				}
-				if err := r.job.Barrier(ctx); err != nil || others != nil {
-					return err
-				}
-				return launch(ctx, r, gs[0]) // the refusal has harmed nothing
+				// The refusal harms nothing.
+				return errors.Join(fn(ctx, r, gs[0]), r.job.Barrier(ctx), launch(ctx, r, gs[0]))
 			})})
 	}
 	kept("Close with a live graph", func(ctx context.Context, r *rank, g *graphs.Graph) error {
 		return wantText(r.comm.Close(), "close on communicator world", "in use by", g.String())
-	}, nil)
+	})
 	kept("memory of a live graph freed", func(ctx context.Context, r *rank, g *graphs.Graph) error {
 		err := r.a.Free()
 		if _, ok := errors.AsType[*cuda.HeldError](err); !ok {
 			return fmt.Errorf("free: %v, want a *cuda.HeldError", err)
 		}
 		return wantText(err, r.a.Memory().String(), g.String())
-	}, nil)
+	})
+	// A window that the graph of one rank uses: no rank may end it. The host platform's windows are apart from its graphs.
+	window := func(live bool) func(ctx context.Context, r *rank) error {
+		return func(ctx context.Context, r *rank) error {
+			if ok, _ := r.comm.WindowSupport(); !ok || r.dev.Platform() == cuda.Host {
+				return nil
+			}
+			w, err := r.comm.Window(ctx, r.a.All().Range())
+			if w == nil {
+				return err
+			}
+			g, err := reduceGraph(ctx, r)
+			if err != nil {
+				return err
+			}
+			if !live {
+				err = g.Close()
+			}
+			if err := errors.Join(err, r.job.Barrier(ctx)); err != nil {
+				return err
+			}
+			if err := wantText(w.Close(ctx), "close window on communicator world", fmt.Sprintf("rank %d: ", r.culprit), "in use by", "graph captured at"); err != nil {
+				return err
+			}
+			if live {
+				if err := g.Close(); err != nil {
+					return err
+				}
+			}
+			return errors.Join(r.job.Barrier(ctx), r.comm.Drain(ctx), r.job.Barrier(ctx), w.Close(ctx))
+		}
+	}
+	add(mistake{name: "window of a live graph closed", panes: true, right: window(false), wrong: window(true)})
 	return all
 }
 
