@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 	"github.com/gorun-dev/gorun/launcher/internal/push"
 )
 
@@ -28,6 +30,8 @@ const (
 	orphanGrace = time.Second
 	// pauseAfter is how long after a pause of gorun nothing follows from silence: it has to catch up.
 	pauseAfter = 5 * time.Second
+	// agentGC lets an agent's heap, of some MiB, grow to 16 MiB before it is collected: most jobs end before that, and hosts start them often.
+	agentGC = 400
 	// closeBound bounds the end of the host's bootstrap node.
 	closeBound = time.Second
 	// doubtEvery is how often gorun is told of a doubt that lasts.
@@ -41,6 +45,7 @@ func VerifyAgent(hash string) error { return push.Verify(hash) }
 // of the job is left on the host when it returns, also when in has ended: then its ranks get SIGTERM, and SIGKILL after the kill
 // grace, a second at most.
 func ServeAgent() error {
+	debug.SetGCPercent(agentGC)
 	if isTerminal(0) {
 		return errors.New("is started by gorun itself, on other hosts")
 	}
@@ -58,6 +63,10 @@ func ServeAgent() error {
 		return fmt.Errorf("speak to gorun: %w", err)
 	}
 	conn := &stdioConn{in, out}
+	session := -1
+	if raw, err := in.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { session = int(fd) })
+	}
 	silent := time.AfterFunc(prepareWait, func() { conn.Close() })
 	mux, err := agentwire.Accept(conn)
 	if err != nil {
@@ -67,7 +76,7 @@ func ServeAgent() error {
 	// From here on no one but gorun ends the agent in order. Signals are caught, not ignored: ranks would inherit that.
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGTSTP, syscall.SIGPIPE)
-	s := &agentServer{mux: mux, signals: signals, messages: make(chan *agentwire.Message)}
+	s := &agentServer{mux: mux, session: session, signals: signals, messages: make(chan *agentwire.Message)}
 	defer mux.Close()
 	return s.serve()
 }
@@ -105,6 +114,7 @@ func (c *stdioConn) Close() error                { return errors.Join(c.in.Close
 // agentServer runs the ranks of a host for a gorun elsewhere.
 type agentServer struct {
 	mux      *agentwire.Mux
+	session  int // descriptor from which mux reads
 	signals  chan os.Signal
 	messages chan *agentwire.Message // closed at the end of the session
 
@@ -257,7 +267,11 @@ func (s *agentServer) prepare() error {
 		}
 		cfg.ranks = append(cfg.ranks, ar)
 	}
-	cfg.keeper, s.files.keeper = s.files.keeper, nil
+	if cfg.keeper, s.files.keeper = s.files.keeper, nil; cfg.keeper == nil {
+		if cfg.keeper, err = keeper.StartIn(j.Job, s.session); err != nil {
+			return err
+		}
+	}
 	s.events = make(chan agentEvent, eventRoom(len(j.Ranks), 1))
 	s.pumps = newPumps(s.mux)
 	cfg.events, cfg.output = s.events, s.pumps

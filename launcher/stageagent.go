@@ -130,7 +130,7 @@ func (s *agentServer) provide(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if s.files.keeper, err = keeper.Start(s.job.Job); err != nil {
+	if s.files.keeper, err = keeper.StartIn(s.job.Job, s.session); err != nil {
 		return err
 	}
 	s.files.job = s.job.Job

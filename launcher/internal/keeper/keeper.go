@@ -25,13 +25,26 @@ const keeperVar = "GORUN_KEEPER"
 // jobVar is the variable by which a rank and everything it starts can be recognised.
 const jobVar = "GORUN_JOB_ID="
 
+// keeperVar's values: with a session, descriptor 3 is its end.
+const (
+	alone       = "1"
+	withSession = "2"
+)
+
+// agentBound is how long after the end of its session an agent may take to end. An agent that has not ended by then is stopped, or hangs.
+const agentBound = 10 * time.Second
+
 // killBound is how long the keeper goes on looking for processes to kill. A process in uninterruptible
 // sleep does not die at once; after this it is left with the signal pending.
 const killBound = 10 * time.Second
 
 func init() {
-	if v, _ := syscall.Getenv(keeperVar); v == "1" && string(readFile("/proc/self/cmdline")) == arg0+"\x00" {
-		serve()
+	if v, _ := syscall.Getenv(keeperVar); (v == alone || v == withSession) && string(readFile("/proc/self/cmdline")) == arg0+"\x00" {
+		session := -1
+		if v == withSession {
+			session = 3
+		}
+		serve(session)
 		syscall.Exit(0) // here and not in main: nothing of the launcher may run in this process
 	}
 }
@@ -61,7 +74,12 @@ func (e *startError) Error() string {
 func (e *startError) Unwrap() error { return e.err }
 
 // Start starts the keeper of a job. The caller's thread does not matter: a keeper has no parent-death signal.
-func Start(job string) (*Keeper, error) {
+func Start(job string) (*Keeper, error) { return StartIn(job, -1) }
+
+// StartIn starts the keeper of a job on a host where this process is the agent in a session: session is the descriptor from which the
+// agent reads. When the session has ended and the agent has not within 10 s (it may be stopped), its keeper kills it; that is the agent's
+// end, with all that follows from it.
+func StartIn(job string, session int) (*Keeper, error) {
 	var life, lost [2]int
 	if err := syscall.Pipe2(life[:], syscall.O_CLOEXEC); err != nil {
 		return nil, &startError{"pipe", err}
@@ -78,10 +96,14 @@ func Start(job string) (*Keeper, error) {
 		what = runExe
 		// No environment of the user: the keeper must not carry a job's id. It never collects garbage and
 		// needs one thread.
+		files, kind := []uintptr{uintptr(life[0]), uintptr(lost[1]), uintptr(null)}, alone
+		if session >= 0 {
+			files, kind = append(files, uintptr(session)), withSession
+		}
 		k.pid, err = syscall.ForkExec("/proc/self/exe", []string{arg0}, &syscall.ProcAttr{
 			Dir:   "/",
-			Env:   []string{"GOMAXPROCS=1", "GOGC=off", keeperVar + "=1"},
-			Files: []uintptr{uintptr(life[0]), uintptr(lost[1]), uintptr(null)},
+			Env:   []string{"GOMAXPROCS=1", "GOGC=off", keeperVar + "=" + kind},
+			Files: files,
 			Sys:   &syscall.SysProcAttr{Setsid: true},
 		})
 		syscall.Close(null)
@@ -155,15 +177,16 @@ func (k *Keeper) Stop() {
 	syscall.Close(k.lost)
 }
 
-// serve is the keeper's whole life: descriptor 0 is the pipe from gorun, 1 the one whose end tells gorun that we died.
-func serve() {
+// serve is the keeper's whole life: descriptor 0 is the pipe from gorun, 1 the one whose end tells gorun that we died, and session the end
+// of the agent's session, -1 without one.
+func serve(session int) {
 	// A terminal's or a batch system's signals are for gorun, which ends the job in order.
 	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		ignore(sig)
 	}
 	var o orders
 	buf := make([]byte, 4096)
-	for {
+	for session < 0 || agentSpeaks(&session) {
 		n, err := syscall.Read(0, buf)
 		if err == syscall.EINTR {
 			continue
@@ -175,6 +198,9 @@ func serve() {
 			return
 		}
 	}
+	if session >= 0 {
+		syscall.Close(session) // else the other side would not see the agent's end before ours
+	}
 	if o.job != "" {
 		Sweep(o.job, o.sessions, killBound)
 	}
@@ -183,6 +209,44 @@ func serve() {
 			syscall.Rmdir(o.paths[i].name)
 		} else {
 			removeAll(o.paths[i].name)
+		}
+	}
+}
+
+// agentSpeaks waits until descriptor 0 can be read: the agent said something, or has ended. Where the session ends and nothing comes for
+// agentBound it kills the agent, and session is -1 from then on. It is false if that cannot be.
+func agentSpeaks(session *int) bool {
+	agent := syscall.Getppid()
+	if _, over := poll(0, *session, -1); !over {
+		return true
+	}
+	if said, _ := poll(0, -1, agentBound); said {
+		return true
+	}
+	if agent <= 1 || agent != syscall.Getppid() || syscall.Kill(agent, syscall.SIGKILL) != nil {
+		return false
+	}
+	syscall.Close(*session)
+	*session = -1
+	return true // descriptor 0 ends
+}
+
+// poll waits until a descriptor can be read, or the other end of a session has closed; -1 is none. A negative bound is none.
+func poll(fd, session int, bound time.Duration) (said, over bool) {
+	const in, hup, rdhup = 1, 0x18, 0x2000 // POLLIN, POLLERR and POLLHUP, POLLRDHUP
+	fds := [2]struct {
+		fd              int32
+		events, revents int16
+	}{{fd: int32(fd), events: in}, {fd: int32(session), events: rdhup}}
+	var timeout unsafe.Pointer
+	if bound >= 0 {
+		ts := syscall.NsecToTimespec(int64(bound))
+		timeout = unsafe.Pointer(&ts)
+	}
+	for {
+		_, _, errno := syscall.Syscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&fds)), uintptr(len(fds)), uintptr(timeout), 0, 0, 0)
+		if errno != syscall.EINTR {
+			return fds[0].revents != 0, fds[0].revents == 0 && fds[1].revents&(hup|rdhup) != 0
 		}
 	}
 }

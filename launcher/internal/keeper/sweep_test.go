@@ -97,6 +97,9 @@ func TestMain(m *testing.M) {
 		fmt.Println("no keeper")
 		return
 	}
+	if os.Getenv("KEEPER_TEST_AGENT") != "" {
+		sessionAgent()
+	}
 	os.Exit(m.Run())
 }
 

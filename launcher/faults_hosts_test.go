@@ -1,0 +1,330 @@
+package launcher
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
+)
+
+// rankScript is a rank that leaves a mark and then waits: for ever, or for SIGUSR1, after which it exits with code 3.
+const rankScript = `trap "exit 3" USR1; touch /root/up$GORUN_RANK; sleep 1000 & wait`
+
+// only is the one process on a host for which ok holds.
+func only(t *testing.T, h *testhosts.Hosts, i int, what string, ok func(testhosts.Process) bool) int {
+	t.Helper()
+	all, err := h.Processes(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, p := range all {
+		if ok(p) {
+			if found != 0 {
+				t.Fatalf("%s: two of them on %s: %v", what, h.Hosts[i].Name, all)
+			}
+			found = p.PID
+		}
+	}
+	if found == 0 {
+		t.Fatalf("no %s on %s: %v", what, h.Hosts[i].Name, all)
+	}
+	return found
+}
+
+func keeperOn(t *testing.T, h *testhosts.Hosts, i int) int {
+	t.Helper()
+	return only(t, h, i, "keeper", func(p testhosts.Process) bool { return p.Args[0] == "gorun: keeper" })
+}
+
+func rankOn(t *testing.T, h *testhosts.Hosts, i, rank int) int {
+	t.Helper()
+	mark := []byte("\x00GORUN_RANK=" + strconv.Itoa(rank) + "\x00")
+	return only(t, h, i, "rank", func(p testhosts.Process) bool {
+		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.PID))
+		return p.Args[0] == "sh" && bytes.Contains(append([]byte{0}, env...), mark)
+	})
+}
+
+// sshdOn is the sshd that listens on a host.
+func sshdOn(t *testing.T, h *testhosts.Hosts, i int) int {
+	t.Helper()
+	first := filepath.Base(filepath.Dir(h.Path(i, "")))
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, d := range dirs {
+		status, _ := os.ReadFile(d + "/status")
+		if bytes.HasPrefix(status, []byte("Name:\tsshd\n")) && bytes.Contains(status, []byte("\nPPid:\t"+first+"\n")) {
+			pid, _ := strconv.Atoi(filepath.Base(d))
+			return pid
+		}
+	}
+	t.Fatalf("no sshd on %s", h.Hosts[i].Name)
+	return 0
+}
+
+// noMarks removes what ranks left.
+func noMarks(t *testing.T, h *testhosts.Hosts) {
+	t.Helper()
+	for i := range h.Hosts {
+		files, _ := filepath.Glob(h.Path(i, "/root/up*"))
+		for _, f := range files {
+			if err := os.Remove(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// The end of one process on a host, and how soon gorun has ended after it. The bound holds for the best of some tries: this machine is busy.
+func TestHostsOneEnds(t *testing.T) {
+	h := testhosts.New(t, 3, testhosts.Options{})
+	if j := newHostsJob(t, h, 1, "true"); j.run() != 0 {
+		t.Fatalf("gorun: %s", j.err.String())
+	}
+	for _, c := range []struct {
+		name  string
+		fault func(t *testing.T, j *hostsJob)
+		code  int
+		err   string        // a pattern, in stderr
+		job   time.Duration // bound for gorun
+		hosts time.Duration // and then for what runs on the hosts
+	}{
+		{"rank exits", func(t *testing.T, j *hostsJob) { syscall.Kill(rankOn(t, h, 1, 3), syscall.SIGUSR1) }, 3,
+			`^gorun: rank 3 \(host h2, pid \d+\) exited with code 3 after \S+\n`, 500 * time.Millisecond, time.Second},
+		{"rank killed", func(t *testing.T, j *hostsJob) { syscall.Kill(rankOn(t, h, 2, 4), syscall.SIGKILL) }, 137,
+			`^gorun: rank 4 \(host h3, pid \d+\) was killed by SIGKILL `, 500 * time.Millisecond, time.Second},
+		{"keeper killed", func(t *testing.T, j *hostsJob) { syscall.Kill(keeperOn(t, h, 1), syscall.SIGKILL) }, 125,
+			`^gorun: host h2: the keeper \(pid \d+\) died: `, 3 * time.Second, time.Second},
+		{"agent killed", func(t *testing.T, j *hostsJob) { syscall.Kill(agentOn(t, h, 1), syscall.SIGKILL) }, 123,
+			`^gorun: host h2 is lost: its agent has ended`, 3 * time.Second, time.Second},
+		{"gorun killed", func(t *testing.T, j *hostsJob) { j.cmd.Process.Kill() }, 137, `^$`, time.Second, 2 * time.Second},
+		{"gorun interrupted", func(t *testing.T, j *hostsJob) { j.cmd.Process.Signal(syscall.SIGINT) }, 130, ``, 3 * time.Second, time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var took time.Duration
+			for try := 1; try <= 3; try++ {
+				noMarks(t, h)
+				j := newHostsJob(t, h, 2, "sh", "-c", rankScript).start()
+				up(t, j, h, 2)
+				begin := time.Now()
+				c.fault(t, j)
+				if got := j.wait(); got != c.code || !regexp.MustCompile(c.err).MatchString(j.err.String()) {
+					t.Errorf("exit code %d, want %d; stderr %q, want %s", got, c.code, j.err.String(), c.err)
+				}
+				took = time.Since(begin)
+				last := time.Duration(0)
+				for i := range h.Hosts {
+					last = max(last, empty(t, h, i, c.hosts))
+				}
+				t.Logf("gorun ended after %v, the hosts were empty %v later", took.Round(time.Millisecond), last.Round(time.Millisecond))
+				clean(t, h, time.Second)
+				if took <= c.job || t.Failed() {
+					break
+				}
+			}
+			if took > c.job {
+				t.Errorf("gorun ended after %v, want %v at most", took, c.job)
+			}
+		})
+	}
+}
+
+// Agents that are stopped: for good, and on all hosts.
+func TestHostsAgentStopped(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: waits for hosts to be missed")
+	}
+	h := testhosts.New(t, 3, testhosts.Options{})
+	j := newHostsJob(t, h, 2, "sh", "-c", rankScript).start()
+	up(t, j, h, 2)
+	agent := agentOn(t, h, 1)
+	begin := time.Now()
+	if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if got := j.wait(); got != 123 || !regexp.MustCompile(`gorun: host h2 is lost: no answer for \d+s`).MatchString(j.err.String()) {
+		t.Errorf("exit code %d, stderr %s", got, j.err.String())
+	}
+	took := time.Since(begin)
+	if took > 15*time.Second {
+		t.Errorf("gorun ended after %v", took)
+	}
+	for _, i := range []int{0, 2} {
+		empty(t, h, i, 2*time.Second)
+	}
+	// Nobody wakes the agent: its keeper sees the end of the session.
+	last := empty(t, h, 1, 15*time.Second)
+	t.Logf("gorun ended after %v, the host of the agent was empty %v later", took, last)
+	clean(t, h, time.Second)
+}
+
+// A host that does not start: gorun says so in time, and the others have nothing left.
+func TestHostsNotStarted(t *testing.T) {
+	h := testhosts.New(t, 3, testhosts.Options{})
+	if j := newHostsJob(t, h, 1, "true"); j.run() != 0 {
+		t.Fatalf("gorun: %s", j.err.String())
+	}
+	for _, c := range []struct {
+		name        string
+		fault, mend func() error
+		err         string // a pattern, in stderr
+	}{
+		{"is not there", func() error { return h.Cut(1) }, func() error { return h.Join(1) }, `^gorun: host h2: connect: dial tcp 10\.77\.0\.2:22022: i/o timeout\n`},
+		{"accepts and says nothing", func() error { return syscall.Kill(sshdOn(t, h, 1), syscall.SIGSTOP) }, func() error { return syscall.Kill(sshdOn(t, h, 1), syscall.SIGCONT) },
+			`^gorun: host h2: connect: connected to 10\.77\.0\.2:22022, but no ssh server spoke: no answer within 1.5s \(--connect-timeout\)\n`},
+		{"refuses", func() error { return syscall.Kill(sshdOn(t, h, 1), syscall.SIGKILL) }, nil, `^gorun: host h2: connect: .*refused`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if err := c.fault(); err != nil {
+				t.Fatal(err)
+			}
+			j := newHostsJob(t, h, 1, "--connect-timeout", "1500ms", "sh", "-c", rankScript)
+			begin := time.Now()
+			if got := j.run(); got != 122 || !regexp.MustCompile(c.err).MatchString(j.err.String()) {
+				t.Errorf("exit code %d, want 122; stderr %q, want %s", got, j.err.String(), c.err)
+			}
+			took := time.Since(begin)
+			t.Logf("gorun ended after %v: %s", took.Round(time.Millisecond), j.err.String())
+			if took > 5*time.Second {
+				t.Errorf("gorun ended after %v", took)
+			}
+			if c.mend != nil {
+				if err := c.mend(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			clean(t, h, 2*time.Second)
+			for i := range h.Hosts {
+				if _, err := os.Stat(h.Path(i, fmt.Sprintf("/root/up%d", i))); err == nil {
+					t.Errorf("a rank ran on %s", h.Hosts[i].Name)
+				}
+			}
+		})
+	}
+}
+
+// gorun is killed, an agent is, and a link is cut, at any moment of a launch that sends gorun, program and file to hosts that have nothing.
+func TestHostsFaultsWhileTheyStart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: takes 30 s")
+	}
+	h := testhosts.New(t, 3, testhosts.Options{})
+	prog := filepath.Join(t.TempDir(), "prog")
+	data := filepath.Join(t.TempDir(), "data")
+	write(t, prog, "#!/bin/sh\n"+rankScript+"\n", 0o755)
+	noise := make([]byte, 4<<20)
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for i := range noise {
+		noise[i] = byte(rnd.Uint32())
+	}
+	write(t, data, string(noise), 0o644)
+	launch := func() *hostsJob {
+		noMarks(t, h)
+		for i := range h.Hosts {
+			if err := os.RemoveAll(h.Path(i, "/root/.cache")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return stageJob(t, h, filepath.Dir(prog), "--connect-timeout", "4s", "--stage", data, prog).start()
+	}
+	begin := time.Now()
+	j := launch()
+	defer func() {
+		if t.Failed() {
+			t.Log(j.err.String())
+		}
+	}()
+	up(t, j, h, 1)
+	whole := time.Since(begin)
+	j.cmd.Process.Signal(syscall.SIGTERM)
+	if got := j.wait(); got != 143 {
+		t.Fatalf("exit code %d: %s", got, j.err.String())
+	}
+	cleanStage(t, h, time.Second)
+	t.Logf("a launch takes %v", whole)
+	const moments = 5
+	for _, c := range []struct {
+		name  string
+		fault func() bool // false: not now
+		mend  func()
+		codes map[int]bool
+		hosts time.Duration
+	}{
+		{"gorun is killed", func() bool { j.cmd.Process.Kill(); return true }, nil, map[int]bool{137: true}, 2 * time.Second},
+		{"an agent is killed", func() bool {
+			all, _ := h.Processes(1)
+			for _, p := range all {
+				if len(p.Args) == 2 && p.Args[1] == "agent" {
+					return syscall.Kill(p.PID, syscall.SIGKILL) == nil
+				}
+			}
+			return false
+		}, nil, map[int]bool{122: true, 123: true}, time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			worst, done := time.Duration(0), 0
+			for k := range moments {
+				j = launch()
+				moment := time.NewTimer(whole * time.Duration(k) / (moments - 1))
+				<-moment.C
+				if !c.fault() {
+					j.cmd.Process.Signal(syscall.SIGTERM)
+					j.wait()
+					cleanStage(t, h, time.Second)
+					continue
+				}
+				done++
+				begin := time.Now()
+				if got := j.wait(); !c.codes[got] {
+					t.Errorf("moment %d: exit code %d: %s", k, got, j.err.String())
+				}
+				for i := range h.Hosts {
+					empty(t, h, i, c.hosts)
+				}
+				worst = max(worst, time.Since(begin))
+				cleanStage(t, h, time.Second)
+				if t.Failed() {
+					t.Fatalf("at %v of a launch (moment %d); stderr %s", whole*time.Duration(k)/(moments-1), k, j.err.String())
+				}
+			}
+			t.Logf("%d times; gorun and all hosts had ended after %v at most", done, worst)
+		})
+	}
+	t.Run("a link is cut", func(t *testing.T) {
+		for k := range 2 {
+			j = launch()
+			moment := time.NewTimer(whole * time.Duration(k+1) / 3)
+			<-moment.C
+			begin := time.Now()
+			if err := h.Cut(1); err != nil {
+				t.Fatal(err)
+			}
+			got := j.wait()
+			took := time.Since(begin)
+			if got != 122 && got != 123 || !strings.Contains(j.err.String(), "gorun: host h2") {
+				t.Errorf("moment %d: exit code %d: %s", k, got, j.err.String())
+			}
+			if took > 15*time.Second {
+				t.Errorf("gorun ended after %v", took)
+			}
+			for _, i := range []int{0, 2} {
+				empty(t, h, i, 2*time.Second)
+			}
+			t.Logf("moment %d: gorun ended with %d after %v: %s", k, got, took, j.err.String())
+			if err := h.Join(1); err != nil {
+				t.Fatal(err)
+			}
+			empty(t, h, 1, 20*time.Second)
+			cleanStage(t, h, time.Second)
+		}
+	})
+}
