@@ -59,6 +59,7 @@ type Hosts struct {
 
 	launcher *holder
 	holders  []*holder
+	restore  func() // the kernel's limits; nil: as they were
 }
 
 // Host is one of them.
@@ -170,6 +171,9 @@ func Make(dir string, n int, o Options) (h *Hosts, err error) {
 	}
 	if err := h.files(o); err != nil {
 		return nil, err
+	}
+	if n >= manyHosts {
+		h.restore = raiseNeighbours()
 	}
 	if h.launcher, err = hold(syscall.CLONE_NEWNET, "ip link set lo up; ip link add br0 type bridge; ip link set br0 up; ip addr add 10.77.255.254/16 dev br0; "+
 		"ip -6 addr add fd77::ff:fffe/64 dev br0 nodad; echo ready; cat >/dev/null; :"); err != nil {
@@ -404,6 +408,10 @@ func (h *Hosts) Close() error {
 		}
 	}
 	h.holders, h.launcher = nil, nil
+	if h.restore != nil {
+		h.restore()
+		h.restore = nil
+	}
 	return nil
 }
 
