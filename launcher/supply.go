@@ -133,7 +133,15 @@ func (h *remoteHost) supply(ctx context.Context, l *limit, s *staging, items []*
 		case m.Prepared != nil:
 			sending.Wait()
 			return m, nil
-		default:
+		default: // the agent gives all back when it hears that its word has come
+			h.mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
+			t := time.NewTimer(farewell)
+			select {
+			case <-h.mux.Done():
+			case <-t.C:
+			case <-ctx.Done():
+			}
+			t.Stop()
 			h.mux.Close()
 			sending.Wait()
 			return m, nil
