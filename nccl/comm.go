@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -40,8 +41,10 @@ type Comm struct {
 	one       [1]Call // the call being enqueued: no allocation
 	grouping  int     // depth of Group
 	collected []Call
-	sorted    []Call // a group that is being issued; backends keep no calls
+	sorted    []Call  // a group that is being issued; backends keep no calls
+	origin    *origin // where a library makes it from another communicator
 	splits    int
+	shrinks   int
 	made      []madeOp // by number; nil: none was made
 	madeCount uint32   // where the next number is looked for
 	madeEver  uint64
@@ -149,12 +152,13 @@ func InitConfig(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, cfg *
 		set.Timeout = 60 * time.Second
 	}
 	ranks := fmt.Sprint(set.Ranks)
-	return initComm(ctx, job, dev, set, fmt.Sprintf("%s%s#%d", set.Name, ranks, nextInit(job, set.Name+ranks)))
+	return initComm(ctx, job, dev, set, fmt.Sprintf("%s%s#%d", set.Name, ranks, nextInit(job, set.Name+ranks)), nil)
 }
 
-// initComm makes a communicator; meeting is a name for it that its members share and no other communicator of the job has.
-func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Config, meeting string) (comm *Comm, err error) {
-	c := &Comm{job: job, dev: dev, name: set.Name, ranks: slices.Clone(set.Ranks), check: set.Check, timeout: set.Timeout,
+// initComm makes a communicator; meeting is a name for it that its members share and no other communicator of the job has. from is where a library may make it from,
+// nil if nowhere.
+func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Config, meeting string, from *origin) (comm *Comm, err error) {
+	c := &Comm{origin: from, job: job, dev: dev, name: set.Name, ranks: slices.Clone(set.Ranks), check: set.Check, timeout: set.Timeout,
 		holders: map[*holding]struct{}{}, regs: map[uint64]*registered{}, meetings: map[int]*bootstrap.Group{}}
 	c.rank = slices.Index(c.ranks, job.Rank())
 	fail := func(err error) (*Comm, error) { return nil, c.errorf("init", err) }
@@ -208,6 +212,7 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 		be.start()
 	}
 	c.unsee = job.Watch(c.event)
+	c.origin = nil // of use only here
 	return c, nil
 }
 
@@ -765,6 +770,8 @@ func (c *Comm) releaseAll(why error) {
 
 // Split makes communicators of the members with equal color, ordered by key, then rank. A negative color takes no part and gives
 // nil: calls on that are errors, its Close, Abort and Drain do nothing. Collective.
+//
+// A library that can (NCCL 2.18.1) makes the parts from this communicator, without sharing anything with it. If it fails in that, this communicator has failed, too.
 func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 	if err := c.usable(); err != nil {
 		return nil, c.errorf("split", err)
@@ -782,24 +789,37 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 		return nil, err
 	}
 	var mine []member
+	colors := make([]int, len(all))
 	for r, v := range all {
 		m := member{rank: r}
 		if _, err := fmt.Sscanf(string(v), "%d %d", &m.color, &m.key); err != nil {
 			return nil, c.errorf("split", fmt.Errorf("rank %d sent %q: %w", r, v, err))
 		}
+		colors[r] = m.color
 		if m.color == color && color >= 0 {
 			mine = append(mine, m)
 		}
 	}
+	ctx, done := context.WithTimeout(ctx, c.timeout)
+	defer done()
+	from := c.splitOrigin(colors)
 	if color < 0 {
-		return nil, nil
+		return nil, from.rest(ctx, nil)
 	}
-	slices.SortStableFunc(mine, func(a, b member) int { return a.key - b.key })
+	slices.SortStableFunc(mine, func(a, b member) int { return cmp.Compare(a.key, b.key) })
 	set := Config{Name: fmt.Sprintf("%s/%d", c.name, color), Timeout: c.timeout, Check: c.check}
 	for _, m := range mine {
 		set.Ranks = append(set.Ranks, c.ranks[m.rank])
 	}
-	return initComm(ctx, c.job, c.dev, set, fmt.Sprintf("%s split %d color %d", c.key, c.splits, color))
+	if from != nil {
+		from.key = slices.IndexFunc(mine, func(m member) bool { return m.rank == c.rank })
+	}
+	part, err := initComm(ctx, c.job, c.dev, set, fmt.Sprintf("%s split %d color %d", c.key, c.splits, color), from)
+	if other := from.rest(ctx, err); err == nil && other != nil {
+		part.Abort(other)
+		return nil, errors.Join(other, part.Close())
+	}
+	return part, err
 }
 
 // Stats are counters since Init. On a GPU a call counts when it is enqueued, captured calls do not, and a registered buffer counts as direct: the library

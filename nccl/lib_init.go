@@ -159,17 +159,18 @@ func (c *Comm) offer() []byte {
 	return b
 }
 
-// ranksPerRoot is how many ranks meet at one member's address.
-const ranksPerRoot = 128
+// ranksPerRoot is how many ranks meet at one member's address; tests take fewer.
+var ranksPerRoot = 128
 
 // numRoots is how many members make a unique id.
 func (l *library) numRoots() int {
-	n := len(l.c.ranks)
-	if n <= ranksPerRoot || l.sys.Need(ncclsys.Scalable) != nil {
+	if l.sys.Need(ncclsys.Scalable) != nil {
 		return 1
 	}
-	return (n + ranksPerRoot - 1) / ranksPerRoot
+	return rootsOf(len(l.c.ranks))
 }
+
+func rootsOf(ranks int) int { return max(1, (ranks+ranksPerRoot-1)/ranksPerRoot) }
 
 // fault reports whether the library's version has a known defect.
 func (l *library) fault(id string) bool {
@@ -189,9 +190,15 @@ func (l *library) connect(ctx context.Context) error {
 			l.closings = g
 		}
 	}
-	kinds := []string{"collectives"}
-	if l.fault("p2p-then-collective") || l.fault("message-registered-alone") {
-		kinds = append(kinds, "point to point")
+	kinds := l.kinds()
+	if o := c.origin; o != nil {
+		derive, err := o.agree(ctx, c, nil)
+		if err != nil {
+			return err
+		}
+		if derive {
+			return l.derive(ctx, o)
+		}
 	}
 	ids := make([][]ncclsys.UniqueID, len(kinds))
 	for k, kind := range kinds {
@@ -206,18 +213,33 @@ func (l *library) connect(ctx context.Context) error {
 	if _, err := c.group.Meet(ctx, nil, "the library's init of communicator "+c.name); err != nil {
 		return err
 	}
-	c.acct.SetBusy(busyInit)
-	for k, to := range []*ncclsys.Comm{&l.main, &l.p2p}[:len(kinds)] {
-		comm, err := l.initRank(ctx, ids[k])
+	return l.makeAll(ctx, func(k int) func() (*ncclsys.Pending[ncclsys.Comm], error) { return l.initRank(ids[k]) })
+}
+
+// kinds are what the library's communicators are for.
+func (l *library) kinds() []string {
+	kinds := []string{"collectives"}
+	if l.fault("p2p-then-collective") || l.fault("message-registered-alone") {
+		kinds = append(kinds, "point to point")
+	}
+	return kinds
+}
+
+// makeAll makes the communicator of each kind by its call of the library.
+func (l *library) makeAll(ctx context.Context, call func(kind int) func() (*ncclsys.Pending[ncclsys.Comm], error)) error {
+	acct := l.c.acct
+	acct.SetBusy(busyInit)
+	for k, to := range []*ncclsys.Comm{&l.main, &l.p2p}[:len(l.kinds())] {
+		comm, err := l.make(ctx, call(k))
 		if err != nil {
 			if ctx.Err() == nil && !isConsequence(err) {
-				c.acct.SetBusy(initFailed)
+				acct.SetBusy(initFailed)
 			}
 			return err
 		}
 		*to = comm
 	}
-	c.acct.SetBusy("")
+	acct.SetBusy("")
 	if l.p2p == 0 {
 		l.p2p = l.main
 	}
@@ -263,18 +285,34 @@ func (l *library) uniqueID(ctx context.Context, name string, root int) (id nccls
 	return id, errors.Join(err, l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id)))
 }
 
-// initRank makes one communicator, a blocking one: for each call of a non-blocking one the library starts a thread (of 2.28, at half a millisecond). So it is
-// made on a thread of its own, which is left in it when ctx ends: an abort would free what that thread uses. The error names those that are still in it.
-func (l *library) initRank(ctx context.Context, ids []ncclsys.UniqueID) (ncclsys.Comm, error) {
-	n, rank := len(l.c.ranks), l.c.rank
-	var cfg *ncclsys.Config
-	if l.sys.Need(ncclsys.NonBlocking) == nil { // it has configurations
-		cfg = ncclsys.NewConfig()
-		cfg.Blocking, cfg.CommName = 1, l.c.name
-		if l.mixing.off && l.mixing.config {
-			cfg.GraphUsageMode = 1
-		}
+// config are the settings of a communicator, nil for versions that have none. It is a blocking one: for each call of a non-blocking one the library starts a
+// thread (of 2.28, at half a millisecond).
+func (l *library) config() *ncclsys.Config {
+	if l.sys.Need(ncclsys.NonBlocking) != nil {
+		return nil
 	}
+	cfg := ncclsys.NewConfig()
+	cfg.Blocking, cfg.CommName = 1, l.c.name
+	if l.mixing.off && l.mixing.config {
+		cfg.GraphUsageMode = 1
+	}
+	return cfg
+}
+
+// initRank makes a communicator by the ids of its roots.
+func (l *library) initRank(ids []ncclsys.UniqueID) func() (*ncclsys.Pending[ncclsys.Comm], error) {
+	n, rank := len(l.c.ranks), l.c.rank
+	return func() (*ncclsys.Pending[ncclsys.Comm], error) {
+		if len(ids) > 1 {
+			return l.sys.CommInitRankScalable(n, rank, ids, l.config())
+		}
+		return l.sys.CommInitRank(n, ids[0], rank, l.config())
+	}
+}
+
+// make makes one communicator by a call that blocks: on a thread of its own, which is left in it when ctx ends: an abort would free what that thread uses. The
+// error names those that are still in it.
+func (l *library) make(ctx context.Context, call func() (*ncclsys.Pending[ncclsys.Comm], error)) (ncclsys.Comm, error) {
 	type outcome struct {
 		comm ncclsys.Comm
 		err  error
@@ -284,13 +322,7 @@ func (l *library) initRank(ctx context.Context, ids []ncclsys.UniqueID) (ncclsys
 	go func() {
 		var comm ncclsys.Comm
 		err := l.onThread(func() error {
-			var p *ncclsys.Pending[ncclsys.Comm]
-			var err error
-			if len(ids) > 1 {
-				p, err = l.sys.CommInitRankScalable(n, rank, ids, cfg)
-			} else {
-				p, err = l.sys.CommInitRank(n, ids[0], rank, cfg)
-			}
+			p, err := call()
 			if err = l.finishInit(ctx, p, err); err == nil {
 				comm = p.Handle()
 			}
@@ -365,6 +397,13 @@ func (l *library) gone() error {
 		if r != l.c.rank && p.acct != nil && p.acct.Busy() == initFailed {
 			return consequence{fmt.Errorf("rank %d could not make its communicator", r)}
 		}
+	}
+	of := l.c
+	if o := l.c.origin; o != nil && o.derives {
+		of = o.parent // all that wait in the library's call do so for members of it
+	}
+	if f := of.failed.Load(); f != nil {
+		return consequence{fmt.Errorf("communicator %s: %w", of.name, f.err)}
 	}
 	return nil
 }

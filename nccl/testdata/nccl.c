@@ -69,18 +69,20 @@ static void note(const char *format, ...) {
 struct mailbox { volatile uint64_t sent, taken; size_t n; char data[CHUNK]; };
 struct shared {
 	volatile int joined;
-	volatile uint64_t phase[MAXRANKS], wphase[MAXRANKS];
+	volatile uint64_t phase[MAXRANKS], wphase[MAXRANKS], sphase[MAXRANKS];
+	volatile int color[MAXRANKS], key[MAXRANKS]; /* of a split */
 	char slot[MAXRANKS][CHUNK];
 	struct mailbox box[MAXRANKS][MAXRANKS];
 };
 struct comm {
-	int n, rank, blocking;
+	int n, rank, blocking, splits;
+	char path[128];
 	struct shared *s;
 	volatile int state, aborted, uses;
 	volatile int graphs;   /* that have captured something of it, and are not gone: the end waits for them */
 	void *volatile newest; /* of them */
 	struct holder *holder; /* the newest one's */
-	uint64_t phase, wphase;
+	uint64_t phase, wphase, sphase;
 	uintptr_t ctx; /* current when it was made: calls make it current again */
 	pthread_mutex_t turn;
 	struct range *ranges;
@@ -175,6 +177,8 @@ API int ncclGetUniqueId(unique_id *id) {
 		return 2;
 	close(fd);
 	note("GetUniqueId");
+	if (word("tell-ids"))
+		note("id %s", id->path);
 	return word("no-id") ? fail(2, "no address for the root") : 0;
 }
 
@@ -185,6 +189,7 @@ static void *joins(void *arg) {
 	c->state = 0;
 	return 0;
 }
+static int join(struct comm **out, int n, const char *path, int rank, const struct config *k);
 API int ncclCommInitRankConfig(struct comm **out, int n, unique_id id, int rank, const struct config *k) {
 	if (getenv("NCCL_GRAPH_MIXING_SUPPORT"))
 		note("GRAPH_MIXING_SUPPORT=%s", getenv("NCCL_GRAPH_MIXING_SUPPORT"));
@@ -192,21 +197,38 @@ API int ncclCommInitRankConfig(struct comm **out, int n, unique_id id, int rank,
 	note("graphUsageMode=%d", k->graph);
 #endif
 	note("CommInitRankConfig n=%d rank=%d size=%zu magic=%x blocking=%d name=%s cga=%d", n, rank, k->size, k->magic, k->blocking, k->name ? k->name : "", k->cga == INT_MIN);
+	return join(out, n, id.path, rank, k);
+}
+/* Of several roots the first one's file is used; the others' must be there. */
+API int ncclCommInitRankScalable(struct comm **out, int n, int rank, int roots, unique_id *ids, const struct config *k) {
+	note("CommInitRankScalable n=%d rank=%d roots=%d name=%s", n, rank, roots, k->name ? k->name : "");
+	for (int i = 0; i < roots; i++) {
+		note("root %s", ids[i].path);
+		if (!*ids[i].path)
+			return fail(4, "an empty unique id");
+	}
+	int rc = join(out, n, ids[0].path, rank, k);
+	for (int i = 1; i < roots; i++)
+		unlink(ids[i].path);
+	return rc;
+}
+static int join(struct comm **out, int n, const char *path, int rank, const struct config *k) {
 	pthread_once(&once, bind_driver);
 	if (word("init-fails") && rank == n - 1)
 		return fail(1, "Cuda failure 2 'out of memory'");
 	struct comm *c = calloc(1, sizeof *c);
 	*c = (struct comm){.n = n, .rank = rank, .state = INPROGRESS, .turn = PTHREAD_MUTEX_INITIALIZER};
+	snprintf(c->path, sizeof c->path, "%s", path);
 	if (get_current(&c->ctx) || !c->ctx)
 		return fail(1, "no device is current");
-	int fd = open(id.path, O_RDWR | O_CLOEXEC);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd < 0 || n > MAXRANKS)
 		return fail(2, "connect to the root: no such address");
 	c->s = mmap(0, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	close(fd);
 	if (!word("lost") || rank != 1) {
 		if (__atomic_add_fetch(&c->s->joined, 1, __ATOMIC_SEQ_CST) == n)
-			unlink(id.path);
+			unlink(path);
 	}
 	*out = c;
 	const char *env = getenv("NCCL_COMM_BLOCKING");
@@ -226,6 +248,69 @@ API int ncclCommGetAsyncError(struct comm *c, int *state) { *state = c->state; r
 API int ncclCommCount(struct comm *c, int *n) { *n = c->n; return 0; }
 API int ncclCommCuDevice(struct comm *c, int *n) { *n = c->rank; return 0; }
 API int ncclCommUserRank(struct comm *c, int *n) { *n = c->rank; return 0; }
+
+#ifndef NOSPLIT
+/* part makes a communicator of some members: its first one makes the file, by a name that all of them know. */
+static int part(struct comm *c, struct comm **out, const char *name, int n, int rank, const struct config *k) {
+	unique_id id;
+	if (rank == 0) {
+		int rc = ncclGetUniqueId(&id);
+		if (rc || rename(id.path, name))
+			return rc ? rc : 2;
+	}
+	while (access(name, F_OK)) {
+		if (c->aborted)
+			return fail(3, "aborted");
+		usleep(100);
+	}
+	return join(out, n, name, rank, k);
+}
+static int splits_meet(struct comm *c) {
+	uint64_t phase = ++c->sphase;
+	__atomic_store_n(&c->s->sphase[c->rank], phase, __ATOMIC_SEQ_CST);
+	for (int r = 0; r < c->n; r++)
+		while (__atomic_load_n(&c->s->sphase[r], __ATOMIC_SEQ_CST) < phase) {
+			if (c->aborted)
+				return 0;
+			usleep(50);
+		}
+	return 1;
+}
+API int ncclCommSplit(struct comm *c, int color, int key, struct comm **out, const struct config *k) {
+	note("CommSplit color=%d key=%d name=%s share=%d", color, key, k && k->name ? k->name : "", k ? k->split != INT_MIN : 0);
+	*out = 0;
+	if (word("split-fails") && c->rank == 1)
+		return fail(1, "Cuda failure 2 'out of memory'");
+	while (word("split-hangs") && c->rank == 1) {
+		if (c->aborted)
+			return fail(3, "aborted");
+		usleep(100);
+	}
+	c->s->color[c->rank] = color, c->s->key[c->rank] = key;
+	if (!splits_meet(c))
+		return fail(3, "aborted");
+	int n = 0, rank = 0;
+	for (int r = 0; r < c->n; r++)
+		if (c->s->color[r] == color) {
+			n++;
+			rank += c->s->key[r] < key || (c->s->key[r] == key && r < c->rank);
+		}
+	if (!splits_meet(c))
+		return fail(3, "aborted");
+	char name[200];
+	snprintf(name, sizeof name, "%s-split%d-%d", c->path, ++c->splits, color);
+	return color == -1 ? 0 : part(c, out, name, n, rank, k);
+}
+API int ncclCommShrink(struct comm *c, int *leave, int count, struct comm **out, const struct config *k, int flags) {
+	int rank = c->rank;
+	for (int i = 0; i < count; i++)
+		rank -= leave[i] < c->rank;
+	note("CommShrink count=%d first=%d flags=%d name=%s share=%d", count, leave[0], flags, k && k->name ? k->name : "", k ? k->shrink != INT_MIN : 0);
+	char name[200];
+	snprintf(name, sizeof name, "%s-shrink-%d", c->path, leave[0]);
+	return part(c, out, name, c->n - count, rank, k);
+}
+#endif
 
 static void wait_graphs(struct comm *c) {
 	while (c->graphs)

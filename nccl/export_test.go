@@ -1,0 +1,4 @@
+package nccl
+
+// SetRanksPerRoot makes so many ranks meet at one root.
+func SetRanksPerRoot(n int) { ranksPerRoot = n }
