@@ -493,7 +493,8 @@ func (r *runner) arrange(ctx context.Context, key []byte) (meeting, error) {
 		addr := r.hosts[i].(*localHost).node.Addr()
 		r.acct.Hosts[i].Addr, r.acct.Hosts[i].Prepared = addr, time.Since(r.acct.Start)
 		addrs = append(addrs, addr)
-		if i == head {
+		if i == head { // the first is asked first
+			addrs[0], addrs[len(addrs)-1] = addr, addrs[0]
 			m.addr, m.port = bind.String(), local.port
 		}
 	}

@@ -15,6 +15,10 @@ import (
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 )
 
+// nodeLazy is how long the hosts' nodes leave each other alone if no rank joins the job: many programs need none of it, and 64 hosts spend
+// more time on gossip than on such a program. Then they meet in any case: gossip also finds out about hosts that are lost.
+const nodeLazy = time.Second
+
 // hostAgent runs the ranks of one host, in this process or by an agent over there. Its methods don't block for long, but where
 // it is said.
 type hostAgent interface {

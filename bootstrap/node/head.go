@@ -23,8 +23,11 @@ const (
 )
 
 const (
-	// eventPause collects joins and goodbyes, which many hosts report at once.
-	eventPause = 10 * time.Millisecond
+	// eventPause, and some more for each host, up to eventPauseMost, collects joins and goodbyes, which many hosts report at once: each time
+	// all of them are told.
+	eventPause     = 10 * time.Millisecond
+	eventPauseHost = 2 * time.Millisecond
+	eventPauseMost = 250 * time.Millisecond
 	// confirmPause is how often the launcher is asked about a host that gossip holds for dead.
 	confirmPause = 250 * time.Millisecond
 )
@@ -159,7 +162,7 @@ func (n *Node) shipEvents() {
 			continue
 		}
 		if !slices.ContainsFunc(events, func(e store.Event) bool { return e.Kind == store.Died || e.Kind == store.HostLost }) {
-			pause := time.NewTimer(eventPause)
+			pause := time.NewTimer(min(eventPause+time.Duration(n.nodes)*eventPauseHost, eventPauseMost))
 			for urgent, known := false, len(events); !urgent; {
 				select {
 				case <-more:

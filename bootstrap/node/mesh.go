@@ -23,8 +23,6 @@ const (
 	joinWavePause = 50 * time.Millisecond
 	// joinAgain is when few hosts look again whether all are there: by then gossip has told most, and host 0 is known.
 	joinAgain = 200 * time.Millisecond
-	// lazyWait is how long a lazy member that nobody needs waits for the others: gossip also finds out about hosts that are lost.
-	lazyWait = time.Second
 	// leaveTimeout bounds the goodbye to the other members.
 	leaveTimeout = 200 * time.Millisecond
 )
@@ -169,8 +167,8 @@ func (m *mesh) spawn(f func()) {
 // join exchanges state with other members until the membership is what the launcher's list says. That
 // memberlist's Join returned says nothing of it: gossip of joins gets lost when many come at once.
 func (m *mesh) join() {
-	if m.node.cfg.Lazy {
-		timer := time.NewTimer(lazyWait)
+	if m.node.cfg.Lazy > 0 {
+		timer := time.NewTimer(m.node.cfg.Lazy)
 		defer timer.Stop()
 		select {
 		case <-m.wants:

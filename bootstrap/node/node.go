@@ -25,6 +25,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap/internal/server"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
@@ -40,7 +41,7 @@ type Config struct {
 	Key    []byte                           // gossip key, 32 bytes, random per job; needed where the job has several hosts
 	Bind   netip.AddrPort                   // where memberlist listens; zero: loopback, any port
 	Seeds  []string                         // addresses of other members to join; of few hosts the first is asked first: best host 0
-	Lazy   bool                             // join them when a rank of this host joins, another host does so, or after a second: many programs need no bootstrap
+	Lazy   time.Duration                    // join them when a rank of this host joins or another host does so, and after this time at the latest
 	Logf   func(format string, args ...any) // nil: discard
 
 	// Confirm is asked, again and again while gossip holds a host for dead, whether it is given up: the launcher has its own

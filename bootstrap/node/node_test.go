@@ -181,6 +181,33 @@ func TestLateJoiner(t *testing.T) {
 	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error { return j.Barrier(ctx) }))
 }
 
+// Lazy members stay alone until their ranks join, or their time is over.
+func TestLazy(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		lazy time.Duration
+	}{{"ranks join", time.Hour}, {"the time is over", 50 * time.Millisecond}} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newCluster(t, true, 8, 1)
+			for i := range c.config {
+				c.config[i].Lazy = tt.lazy
+			}
+			c.startAll()
+			if tt.lazy == time.Hour {
+				for i, n := range c.nodes {
+					if got := len(n.mesh.missing()); got != 7 {
+						t.Errorf("node %d misses %d others", i, got)
+					}
+				}
+				c.join(3)
+				until(t, "host 0 is a member", func() bool { return c.nodes[3].mesh.member(0) != nil })
+				c.join(0, 1, 2, 4, 5, 6, 7)
+			}
+			c.ready()
+		})
+	}
+}
+
 // Where the push down the tree fails altogether, gossip brings the id.
 func TestGossipRepairs(t *testing.T) {
 	c := newCluster(t, true, 8, 1)
