@@ -85,16 +85,18 @@ type agent struct {
 	letDie   chan struct{}                                  // closed: the forking thread may end
 	register func(ep, op, fd int, e *unix.EpollEvent) error // unix.EpollCtl; tests make it fail
 
-	mu      sync.Mutex     // guards the rest
-	pids    []int          // by index in cfg.ranks; 0: not started
-	since   []time.Time    // when they were
-	stopped bool           // no more forks
-	sent    syscall.Signal // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
+	mu      sync.Mutex       // guards the rest
+	pids    []int            // by index in cfg.ranks; 0: not started
+	since   []time.Time      // when they were
+	stopped bool             // no more forks
+	sent    syscall.Signal   // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
+	forking int              // index of the rank whose fork is on its way, -1: none; it may run already
+	late    []syscall.Signal // for that one, when it is known
 }
 
 func newAgent(cfg agentConfig) (*agent, error) {
 	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)),
-		letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1}
+		letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1, forking: -1}
 	var err error
 	if a.poller, err = newPoller(); err != nil {
 		return nil, fmt.Errorf("agent: epoll: %w", err)
@@ -210,6 +212,9 @@ func (a *agent) forkOne(i int) error {
 		return err
 	}
 	pidfd := -1
+	a.mu.Lock()
+	a.forking = i
+	a.mu.Unlock()
 	pid, err := syscall.ForkExec(r.path, r.argv, &syscall.ProcAttr{
 		Dir:   r.dir,
 		Env:   r.env,
@@ -231,10 +236,14 @@ func (a *agent) forkOne(i int) error {
 	now := time.Now()
 	a.mu.Lock()
 	a.pids[i], a.since[i] = pid, now
-	sent := a.sent
+	late := a.late
+	if a.sent != 0 {
+		late = append(late, a.sent)
+	}
+	a.forking, a.late = -1, nil
 	a.mu.Unlock()
-	if sent != 0 {
-		syscall.Kill(-pid, sent)
+	for _, sig := range late {
+		syscall.Kill(-pid, sig)
 	}
 	if err := a.watchRank(i, pidfd, outR, errR); err != nil {
 		// Nothing would tell of its end: it counts as not started, and ends here.
@@ -358,7 +367,13 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 		a.sent = sig
 	}
 	for i, pid := range a.pids {
-		if pid == 0 || pick != nil && !pick(a.cfg.ranks[i].rank) {
+		if pick != nil && !pick(a.cfg.ranks[i].rank) {
+			continue
+		}
+		if pid == 0 {
+			if i == a.forking && !toEnd {
+				a.late = append(a.late, sig)
+			}
 			continue
 		}
 		syscall.Kill(-pid, sig)

@@ -47,7 +47,7 @@ func (p *pumps) add(h agentwire.Header, fd int) error {
 func (p *pumps) pump(h agentwire.Header, f *os.File) {
 	defer f.Close()
 	var to net.Conn
-	buf := make([]byte, readSize)
+	buf := make([]byte, flood) // grows for a rank that writes much
 	for read := true; ; {
 		n, err := f.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) && read {
@@ -67,6 +67,9 @@ func (p *pumps) pump(h agentwire.Header, f *os.File) {
 		}
 		if _, err := to.Write(buf[:n]); err != nil {
 			break
+		}
+		if n == len(buf) && n < readSize {
+			buf = make([]byte, readSize)
 		}
 	}
 	if to != nil {

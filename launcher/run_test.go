@@ -317,6 +317,44 @@ func TestRankCannotBeWatched(t *testing.T) {
 	}
 }
 
+// A rank runs before the agent knows its number: a signal that comes between is for it, too.
+func TestSignalWhileForking(t *testing.T) {
+	s := &sink{}
+	output, err := newOutputs(s, s, false, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	events := make(chan agentEvent, eventRoom(1, 1))
+	a, err := newAgent(agentConfig{events: events, output: output, job: "signal-while-forking",
+		ranks: []agentRank{{path: "/bin/sleep", argv: []string{"sleep", "1000"}, dir: "/", stdin: int(null.Fd())}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.forking = 0
+	a.signal(syscall.SIGUSR1, nil)
+	a.start()
+	for ended := false; !ended; {
+		select {
+		case e := <-events:
+			if ended = e.kind == rankExited; ended && e.status.Signal != syscall.SIGUSR1 {
+				t.Errorf("the rank %v, want its end by SIGUSR1", e.status)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("the rank did not get the signal")
+			a.signal(syscall.SIGKILL, nil)
+		}
+	}
+	a.reap()
+	<-output.finish()
+	a.close()
+	nothingLeft(t, "")
+}
+
 // The two SIGINTs of a wrapper that signals gorun and its process group are one Ctrl-C.
 func TestTwoInterruptsAtOnceAreOne(t *testing.T) {
 	signals := make(chan os.Signal, 2)

@@ -67,6 +67,12 @@ func (j *job) start() *job {
 func (j *job) wait() int {
 	j.t.Helper()
 	stuck := time.AfterFunc(60*time.Second, func() {
+		for pid, line := range j.processes() {
+			stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+			j.t.Logf("pid %d is %s(stat %s)", pid, line, stat)
+		}
+		j.cmd.Process.Signal(syscall.SIGABRT) // says in stderr where it hangs
+		time.Sleep(2 * time.Second)
 		j.cmd.Process.Signal(syscall.SIGKILL)
 	})
 	err := j.cmd.Wait()

@@ -123,7 +123,7 @@ func TestRemote(t *testing.T) {
 		code int
 		err  string // a pattern, in stderr
 	}{
-		{"exit", []string{"rank", "2:exit", "3"}, 3, `^gorun: rank 2 \(host b, pid \d+\) exited with code 3 after \S+\n  then: ranks 0,1,3 ended by gorun \(SIGTERM\)\n$`},
+		{"exit", []string{"rank", "2:exit", "3"}, 3, `^gorun: rank 2 \(host b, pid \d+\) exited with code 3 after \S+\n  then: ranks? 0.* ended by gorun \(SIGTERM\)`},
 		{"exit on host 0", []string{"rank", "1:exit", "4"}, 4, `^gorun: rank 1 \(host a, pid \d+\) exited with code 4 `},
 		{"killed", []string{"rank", "3:kill"}, 137, `^gorun: rank 3 \(host b, pid \d+\) was killed by SIGKILL `},
 		{"silent death", []string{"rank", "join", "silently"}, 1, `(?s)barrier #2 of group world: rank 3.*gorun: rank 3 \(host b, pid \d+\) exited with code 0 .*without leaving the job`},
