@@ -525,7 +525,10 @@ func (c *Comm) isClosed() bool {
 
 // Abort ends the communicator here and now, with the cause: enqueued operations fail, graphs that hold it break, the others learn of it
 // and fail with an error that names this rank, and where the cause is the end of a context also the ranks that have not come. It waits, half a
-// second at most, until what is enqueued here has ended. From any goroutine, more than once: the first cause stays.
+// second at most, until what is enqueued here has ended. From any goroutine, more than once: the first cause stays. The members that are left go on with Shrink.
+//
+// A library's communicator is aborted, never revoked (ncclCommRevoke): from NCCL 2.28.7 on, up to 2.28.9 at least, an abort after a revoke crashes where buffers are registered,
+// and a replay loses the device. What a revoke is for, the end of a replay that hangs, comes from breaking the graphs beside the abort.
 func (c *Comm) Abort(err error) error {
 	if c == nil {
 		return nil

@@ -11,7 +11,7 @@
 //
 // On a GPU the library notices neither a peer's end nor calls that differ: its stream just never gets ready. So every rank's calls stand in a ledger that its
 // peers read: at some calls of a run, before a wait says that all is done, and while anything is enqueued. A contradiction, a death or an early Close aborts the communicator on all its members, at most a
-// second later, and every wait for a stream that has its operations returns the cause; a new communicator can be made afterwards. A Send or Recv is in no
+// second later, and every wait for a stream that has its operations returns the cause; a new communicator can be made afterwards (Comm.Shrink: of the members that are left). A Send or Recv is in no
 // ledger: where one does not meet its other end, waits end by their contexts. Explain tells what a communicator can register, and why not.
 //
 // Ownership runs device, memory, communicator, graph; defers close them backwards:

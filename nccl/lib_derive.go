@@ -2,9 +2,12 @@ package nccl
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
+	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
 )
 
@@ -137,6 +140,17 @@ func (o *origin) rest(ctx context.Context, err error) error {
 // fails, which lets them out.
 func (o *origin) failed(err error) {
 	p := o.parent
+	if isConsequence(err) { // the member with the cause tells it
+		for end := time.Now().Add(tellWait); p.usable() == nil && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
+		if end := p.ended(slices.Index(p.ranks, re.Rank), re); end != nil {
+			p.fail(end, true, false)
+			return
+		}
+	}
 	p.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: a part of it could not be made: %v", ErrAborted, p.rank, err)}, true, false)
 }
 

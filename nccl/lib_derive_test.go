@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -86,11 +88,18 @@ func splits(ctx context.Context, w *world, split bool) error {
 		name  string
 		color func(r int) int
 		key   func(r int) int
-		asked []string // of the color and the key of each rank
 	}{
 		{name: "all, backwards", color: func(int) int { return 1 << 40 }, key: func(r int) int { return -r << 40 }},
 		{name: "pairs", color: func(r int) int { return 100 - r/2 }, key: func(int) int { return 0 }},
-		{name: "rank 0 alone, rank 1 in none", color: func(r int) int { return [2]int{7, -3}[min(r, 1)] + max(0, r-1)*0 + map[bool]int{true: 8}[r > 1] }, key: func(r int) int { return r }},
+		{name: "rank 0 alone, rank 1 in none", color: func(r int) int {
+			switch r {
+			case 0:
+				return 7
+			case 1:
+				return -3
+			}
+			return 5
+		}, key: func(r int) int { return r }},
 		{name: "each alone", color: func(r int) int { return r }, key: func(int) int { return 0 }},
 	} {
 		var want []int
@@ -204,6 +213,49 @@ func TestLibrarySplitFails(t *testing.T) {
 				})
 			}, append(fakeLibraries(t), "FAKE_NCCL="+name)...))
 		})
+	}
+}
+
+// A member is killed in the library's split, in which the others wait for it: they are let out, have an error that names it, and go on without it.
+func TestLibrarySplitDeath(t *testing.T) {
+	const culprit = 1
+	log := filepath.Join(t.TempDir(), "calls")
+	results := ranktest.RunProcesses(t, 4, func(ctx context.Context, job *bootstrap.Job) error {
+		return withDevice(ctx, job, nil, func(w *world) error {
+			if job.Rank() == culprit {
+				go func() {
+					for !slices.ContainsFunc(libraryLog(), func(l string) bool { return strings.HasPrefix(l, "CommSplit") }) {
+						time.Sleep(time.Millisecond)
+					}
+					syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				}()
+			}
+			color := 0
+			if job.Rank() == 3 {
+				color = -1
+			}
+			start := time.Now()
+			_, err := w.comm.Split(ctx, color, 0)
+			if took := time.Since(start); took > 10*time.Second {
+				return fmt.Errorf("Split took %v: %v", took, err)
+			}
+			if err := errors.Join(wantErr(err, nil, "rank 1"), wantErr(w.comm.Err(), nccl.ErrRank, "rank 1")); err != nil {
+				return err
+			}
+			rest, err := w.comm.Shrink(ctx, []int{culprit})
+			if err != nil {
+				return err
+			}
+			return errors.Join(members(ctx, rest, []int{0, 2, 3}), rest.Close())
+		})
+	}, append(fakeLibraries(t), "FAKE_LOG="+log, "FAKE_NCCL=split-hangs")...)
+	for _, r := range results {
+		if r.Rank != culprit && r.Code != 0 {
+			t.Errorf("%v\n%s", r, r.Err)
+		}
+	}
+	if !strings.Contains(results[culprit].Signal, "SIGKILL") {
+		t.Errorf("the culprit: %v", results[culprit])
 	}
 }
 

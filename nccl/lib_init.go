@@ -334,7 +334,7 @@ func (l *library) make(ctx context.Context, call func() (*ncclsys.Pending[ncclsy
 		select {
 		case done <- outcome{comm, err}:
 		case <-left:
-			if err == nil {
+			if err == nil && comm != 0 {
 				l.abortOne(comm)
 			}
 		}

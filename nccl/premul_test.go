@@ -260,3 +260,37 @@ func TestPreMulSumNumbers(t *testing.T) {
 		})
 	})
 }
+
+func ExamplePreMulSum() {
+	jobs := bootstrap.InProcess(2) // a program calls bootstrap.Join
+	run := func(job *bootstrap.Job) error {
+		defer job.Close()
+		return with(context.Background(), job, nil, func(w *world) error {
+			b, err := nccl.Alloc[float32](w.dev, 2)
+			if err != nil {
+				return err
+			}
+			defer b.Free()
+			copy(b.All().Host(), []float32{1, 2})
+			op, err := nccl.PreMulSum(w.comm, []float32{0.5, 10}[w.comm.Rank()])
+			if err != nil {
+				return err
+			}
+			err = errors.Join(nccl.AllReduce(w.comm, b.All(), b.All(), op, w.stream), w.comm.DestroyRedOp(op), w.stream.Synchronize(w.ctx))
+			if err == nil && w.comm.Rank() == 0 {
+				fmt.Println(b.All().Host())
+			}
+			return err
+		})
+	}
+	done := make(chan error)
+	for _, job := range jobs {
+		go func() { done <- run(job) }()
+	}
+	for range jobs {
+		if err := <-done; err != nil {
+			fmt.Println(err)
+		}
+	}
+	// Output: [10.5 21]
+}
