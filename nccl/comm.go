@@ -350,9 +350,14 @@ func (c *Comm) event(e bootstrap.Event) {
 			c.fail(err, true, false)
 		}
 	}
-	if h, ok := c.be.(*host); ok && h.links != nil && !c.near(r) {
+	h, isHost := c.be.(*host)
+	l, isLibrary := c.be.(*library)
+	switch {
+	case isHost && h.links != nil && !c.near(r):
 		h.links.afterLastWords(end)
-	} else {
+	case isLibrary && e.Kind == bootstrap.RankLeft:
+		l.afterLastWords(end)
+	default:
 		end()
 	}
 }

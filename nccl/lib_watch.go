@@ -358,6 +358,25 @@ func (l *library) failUnlocked(err error) error {
 	return err
 }
 
+// leaveWait is how long the word of a member's leaving is kept back: what it told before may be on its way on another goroutine.
+const leaveWait = 100 * time.Millisecond
+
+// afterLastWords calls f then, unless the communicator is over.
+func (l *library) afterLastWords(f func()) {
+	l.rmu.Lock()
+	defer l.rmu.Unlock()
+	if l.closing {
+		return
+	}
+	l.tellers.Go(func() {
+		select {
+		case <-time.After(leaveWait):
+			f()
+		case <-l.c.ctx.Done():
+		}
+	})
+}
+
 // listen waits for a failure that another member tells.
 func (l *library) listen() {
 	b, err := l.c.job.Get(l.c.ctx, l.failureKey())
