@@ -39,8 +39,9 @@ func (p Platform) String() string {
 // Device is the one device of a rank. It owns streams, events, memory and graphs; close those first.
 // Its methods may be called from any goroutine.
 type Device struct {
-	plat   platform
-	sticky atomic.Pointer[Error]
+	plat      platform
+	sticky    atomic.Pointer[Error]
+	abandoned atomic.Bool // by Abandon
 
 	closing sync.Mutex // one Close at a time; taken before mu
 
@@ -228,6 +229,11 @@ func (d *Device) Close() error {
 	const op = "close device"
 	d.closing.Lock()
 	defer d.closing.Unlock()
+	if d.abandoned.Load() {
+		d.mu.Lock()
+		clear(d.open) // what is left ends with the process
+		d.mu.Unlock()
+	}
 	if !d.hasStreams() {
 		d.plat.quiesce() // a release callback may be about to free the last memory
 	}
@@ -320,6 +326,7 @@ func (d *Device) Fail(err error) {
 // give nothing back, which the end of the process does. For libraries.
 func (d *Device) Abandon(err error) {
 	d.Fail(err)
+	d.abandoned.Store(true)
 	if g, ok := d.plat.(*driverDevice); ok {
 		g.abandon()
 	}

@@ -260,9 +260,7 @@ func (g *driverDevice) mapShared(SharedMemory) (platformPeer, error) {
 
 // close gives all back. Streams, memory and graphs are gone by now. After a sticky error the context is lost and the driver takes it back with the process.
 func (g *driverDevice) close() error {
-	if !g.hung.Load() {
-		g.quiesce()
-	}
+	g.quiesce()
 	hostCalls.forget(func(c *hostCall) bool { return c.g == g }) // of streams that failed before them
 	var errs []error
 	if in, err := g.enter(true); err == nil {
@@ -289,6 +287,9 @@ func (g *driverDevice) abandon() {
 // quiesce waits for host functions and release callbacks. A callback whose graph is gone comes within a millisecond; one whose launch hangs never
 // comes, so that wait is bounded.
 func (g *driverDevice) quiesce() {
+	if g.hung.Load() {
+		return
+	}
 	const bound = 2 * time.Second
 	for start := time.Now(); g.releases.due() && time.Since(start) < bound; {
 		time.Sleep(50 * time.Microsecond)

@@ -34,13 +34,14 @@ type library struct {
 	graphErr error                  // settings under which captured calls hang
 	warned   []dl.Finding           // settings that the user should know of
 
-	mu       sync.Mutex
-	inflight atomic.Int32 // goroutines inside the library with a communicator
-	ending   atomic.Bool  // no call may enter any more
-	aborting sync.Once
-	aborted  chan struct{} // the communicators are gone
-	stuck    atomic.Bool   // they do not go
-	together bool          // all members have closed after the same call
+	mu        sync.Mutex
+	inflight  atomic.Int32 // goroutines inside the library with a communicator
+	ending    atomic.Bool  // no call may enter any more
+	aborting  sync.Once
+	aborted   chan struct{} // the communicators are gone
+	abandoned chan struct{} // they are left as they are, with what is enqueued: an abort would lose the process
+	stuck     atomic.Bool   // they do not go
+	together  bool          // all members have closed after the same call
 
 	mixing mixing
 	order  order
@@ -112,7 +113,7 @@ func openLibrary(v *ncclsys.Vendor) (*ncclsys.Library, error) {
 
 // newLibrary opens the library and refuses settings that break programs. It calls nothing of the library but its version.
 func newLibrary(c *Comm) (*library, error) {
-	l := &library{c: c, aborted: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64]ncclsys.Registration{},
+	l := &library{c: c, aborted: make(chan struct{}), abandoned: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64]ncclsys.Registration{},
 		wake: make(chan struct{}, 1)}
 	c.lookout.due.Store(true)
 	v := vendorOf(c.dev.Platform())

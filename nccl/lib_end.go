@@ -28,16 +28,24 @@ func (l *library) failing() {
 
 // abort ends the library's communicators. After a lost context it is left out: the library does not come back from it.
 func (l *library) abort() {
-	defer close(l.aborted)
 	for end := time.Now().Add(insideWait); l.inflight.Load() > 0 && time.Now().Before(end); {
 		time.Sleep(50 * time.Microsecond)
 	}
+	comms := l.comms()
+	if l.abortCrashes() {
+		if l.behind() > 0 {
+			close(l.abandoned) // with what is enqueued, and the device
+			return
+		}
+		comms = comms[1:]
+	}
+	defer close(l.aborted)
 	if l.c.dev.Err() == nil {
 		// One after the other where memory is registered: the library then reads what it has freed (fault "abort-with-registrations"), and nobody else should
 		// have taken that meanwhile.
 		apart := l.c.userRegs.Load() > 0
 		var wg sync.WaitGroup
-		for _, comm := range l.comms() {
+		for _, comm := range comms {
 			wg.Go(func() { l.abortOne(comm) }) // what it says changes nothing
 			if apart {
 				wg.Wait()
@@ -103,17 +111,21 @@ func (l *library) waitEnded() {
 	if l.stuck.Load() {
 		return
 	}
+	late := time.NewTimer(destroyWait)
+	defer late.Stop()
 	select {
 	case <-l.aborted:
-	case <-time.After(destroyWait):
-		l.stuck.Store(true)
-		occupied.set(l.c)
-		l.c.dev.Abandon(occupied.check(l.c))
+		return
+	case <-l.abandoned:
+	case <-late.C:
 		go func() {
 			<-l.aborted
 			occupied.clear(l.c)
 		}()
 	}
+	l.stuck.Store(true)
+	occupied.set(l.c)
+	l.c.dev.Abandon(occupied.check(l.c))
 }
 
 // occupied are the devices on which a communicator does not end: what is enqueued there, and a new communicator, would wait for ever.

@@ -32,11 +32,16 @@ func (l *library) firstUse(calls []Call) (regs []*registered) {
 }
 
 // agreeFirst waits for the members' record of a call on registered buffers, where it is the first of its kind. It returns the contradiction that it finds.
-func (l *library) agreeFirst(rec bootstrap.Record, calls []Call) error {
+func (l *library) agreeFirst(rec bootstrap.Record, calls []Call) (err error) {
 	regs := l.firstUse(calls)
 	if regs == nil {
 		return nil
 	}
+	defer func() {
+		for _, b := range regs {
+			b.mapped.Store(b.mapped.Load() || err == nil)
+		}
+	}()
 	c := l.c
 	pause := 20 * time.Microsecond
 	for end := time.Now().Add(firstUseWait); ; {
@@ -68,4 +73,19 @@ func (l *library) agreeFirst(rec bootstrap.Record, calls []Call) error {
 		}
 	}
 	return nil
+}
+
+// abortCrashes reports whether an abort would lose the process: the library has mapped registered memory on several members. Then the communicator is left as it is.
+func (l *library) abortCrashes() bool {
+	if len(l.c.ranks) <= 2 || !l.fault("abort-with-registrations") {
+		return false
+	}
+	l.c.mu.Lock()
+	defer l.c.mu.Unlock()
+	for _, r := range l.c.regs {
+		if r.user > 0 && r.mapped.Load() {
+			return true
+		}
+	}
+	return false
 }

@@ -27,6 +27,7 @@ type registered struct {
 	last     atomic.Uint64
 	marks    map[*use]uint64 // by the library backend instead: see library.mark
 	ops      atomic.Uint32   // bits: operations in which the library has used it, on all members
+	mapped   atomic.Bool     // the library may have mapped it on other members
 }
 
 func (r *registered) enter(op Op, seq uint64) {
@@ -101,6 +102,9 @@ func (c *Comm) registerAs(m *cuda.Memory, graph bool) (*Registration, error) {
 			c.userRegs.Add(1)
 		}
 		r.user++
+	}
+	if r.user > 0 && r.graph > 0 {
+		r.mapped.Store(true)
 	}
 	reg.r = r
 	return reg, nil

@@ -147,7 +147,7 @@ var faults = []Fault{
 		Guard: "GORUN_WINDOWS=off or graphs.NoWindows: captured calls make no windows unasked; Close gives up the wait"},
 	{ID: "abort-with-registrations", From: 21901, Before: 1 << 30,
 		What:  "abort frees the proxy's state before the registrations, which it then gives back by it; and a registration with several peers that an abort interrupts is freed twice: with more than two ranks the process can crash",
-		Guard: "the first call on registered buffers is compared between the ranks before the library sees it"},
+		Guard: "the first call on registered buffers is compared between the ranks before the library sees it; with more than two ranks a communicator with registered buffers that were used is left as it is, and where something is enqueued on it the device is given up"},
 	{ID: "graph-reclaim-interval", From: 22703, Before: 1 << 30,
 		What:  "what a destroyed graph registered is given back only at every 11th launch or at finalize",
 		Guard: "11 groups of in-place send and receive to oneself"},
