@@ -525,7 +525,7 @@ func TestStageBig(t *testing.T) {
 			j.start()
 			arriving(t, h, 1, "big")
 			syscall.Kill(agentOn(t, h, 1), sig)
-			if got := j.wait(); got != 122 || !strings.HasPrefix(j.err.String(), "gorun: host h2: ") {
+			if got := j.wait(); got != 122 || !strings.Contains(j.err.String(), "gorun: host h2: ") {
 				t.Errorf("exit code %d, stderr %s, want 122 and host h2", got, j.err.String())
 			}
 			cleanStage(t, h, 2*time.Second)
