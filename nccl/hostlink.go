@@ -51,13 +51,16 @@ type hostLinks struct {
 type span struct{ off, len int }
 
 const (
-	linkDial     = 20 * time.Second       // to connect and prove the key
-	linkSilence  = 15 * time.Second       // unacknowledged data, or no sign of life, for that long: the connection is broken
-	linkLinger   = time.Second            // what is still to be sent at the end
-	lastWords    = 250 * time.Millisecond // what a member of another host has sent before its end may come later than the job's word about that
-	linkCause    = time.Second            // how long a broken connection waits for the job's word about its cause
-	strangeLimit = 64                     // connections at once that have not proved the key
+	linkDial    = 20 * time.Second       // to connect and prove the key
+	linkSilence = 15 * time.Second       // unacknowledged data, or no sign of life, for that long: the connection is broken
+	linkLinger  = time.Second            // what is still to be sent at the end
+	lastWords   = 250 * time.Millisecond // what a member of another host has sent before its end may come later than the job's word about that
+	linkCause   = time.Second            // how long a broken connection waits for the job's word about its cause
+	linkGreet   = 8 * time.Second        // to prove the key, once connected
 )
+
+// strangeLimit is how many connections at once may not have proved the key; the others wait. A test has its own.
+var strangeLimit = 64
 
 // Frames: kind in the top byte of the first word, length below; the second word is an offset in the segment, or an argument.
 const (
@@ -142,12 +145,8 @@ func (l *hostLinks) accept() {
 			time.Sleep(10 * time.Millisecond) // out of descriptors: the dialler's deadline bounds it
 			continue
 		}
-		select {
-		case turns <- struct{}{}:
-		default:
-			conn.Close()
-			continue
-		}
+		// Members of many hosts come at once, and strangers may: who comes later waits for those before, not for long.
+		turns <- struct{}{}
 		l.mu.Lock()
 		if l.closed {
 			l.mu.Unlock()
@@ -192,7 +191,7 @@ func (l *hostLinks) refuse(conn net.Conn, err error) {
 
 // greet is the receiver's side of the proof; it returns the member.
 func (l *hostLinks) greet(conn net.Conn) (int, error) {
-	conn.SetDeadline(time.Now().Add(linkDial))
+	conn.SetDeadline(time.Now().Add(linkGreet))
 	c := l.h.c
 	rank, err := acceptProof(conn, c.job.DataKey(), c.uid[:], c.rank)
 	if err != nil {

@@ -194,6 +194,30 @@ func TestHostsStranger(t *testing.T) {
 	}
 }
 
+// More members connect at once than may be in the middle of their proof: the others wait.
+func TestHostsManyConnect(t *testing.T) {
+	results := ranktest.RunHosts(t, []int{0, 0, 0, 0, 0, 0, 1}, func(ctx context.Context, job *bootstrap.Job) error {
+		nccl.SetStrangeLimit(1)
+		return with(ctx, job, nil, func(w *world) error {
+			b, done, err := openBuffers(w, 4096, false)
+			defer done()
+			if err != nil {
+				return err
+			}
+			s := spec{op: nccl.OpAllReduce, count: 100}
+			if err := outcome(ctx, w.stream, types[6].call(w, b, s, w.stream)); err != nil {
+				return err
+			}
+			return types[6].verify(w, b, s)
+		})
+	})
+	for _, r := range results {
+		if r.Code != 0 {
+			t.Errorf("%v", r)
+		}
+	}
+}
+
 // strangers speak to this process's listener in wrong ways.
 func strangers(job *bootstrap.Job) error {
 	addr, err := listening(job.HostAddr())
