@@ -35,7 +35,8 @@ type settings func(*memberlist.Config)
 // answered, directly or through 3 others, and then has 5 s (SuspicionMult × ProbeInterval, more above 10
 // hosts) to refute it.
 func memberSettings(c *memberlist.Config) {
-	c.GossipInterval = 50 * time.Millisecond
+	// Shorter means smaller packets, and more of them: with 50 ms 64 hosts that meet spend a third more on it, and meet no sooner.
+	c.GossipInterval = 150 * time.Millisecond
 	c.ProbeInterval = time.Second
 	c.ProbeTimeout = 500 * time.Millisecond
 	c.SuspicionMult = 5
