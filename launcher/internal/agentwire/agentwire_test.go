@@ -28,6 +28,10 @@ func TestMessagesAreReadBack(t *testing.T) {
 		{Signal: &Signal{Signal: 15, Ranks: []int{1, 2}}},
 		{Exited: &Exited{Rank: 3, Code: 7, After: time.Minute, State: &State{Ended: []int{3}, Suspicions: []Suspicion{{By: 1, Rank: 3}}}}},
 		{RankFailed: &RankFailed{Rank: 2, Failed: Failed{Code: 127, Text: "x"}}},
+		{Check: &Check{Key: []byte{0}, Host: 2, Name: []byte("./\xff"), Sum: all}}, {Reach: &Reach{Hosts: []Peer{{Host: 1, Addr: "10.0.0.1:7000"}}}},
+		{Checked: &Checked{Machine: "m", Facts: []byte(`{"host":"a"}`), Program: Verdict{Err: "x"}}},
+		{Reached: &Reached{Hosts: []ReachedHost{{Host: 1, Err: "refused"}, {Host: 2, Took: time.Second}}}},
+		{Clock: &Clock{Now: time.Date(2026, 11, 29, 12, 0, 0, 1, time.UTC)}},
 		{Reaped: &Reaped{Killed: 1, Joined: []Joined{{Rank: 1, Left: true}}}},
 	} {
 		b, err := Encode(m)
