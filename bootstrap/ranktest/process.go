@@ -177,6 +177,15 @@ func (p *processes) start(extra []string) {
 			cfg.Seeds = append(cfg.Seeds, n.Addr())
 		}
 	}
+	// What killed ranks leave in their temporary directory goes with it. Its name is short: paths in it have limits.
+	tmp, err := os.MkdirTemp("", "ranks-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.kill()
+		os.RemoveAll(tmp)
+	})
 	inherited, _ := rankenv.Scrub(os.Environ())
 	next := make([]int, len(local))
 	for rank, host := range p.nodeOf {
@@ -185,7 +194,7 @@ func (p *processes) start(extra []string) {
 			Device: os.Getenv("GORUN_DEVICE"), Control: p.nodes[host].Control(),
 		}
 		next[host]++
-		env := append(append(inherited[:len(inherited):len(inherited)], place.Environ()...), testVar+"="+t.Name())
+		env := append(append(inherited[:len(inherited):len(inherited)], place.Environ()...), testVar+"="+t.Name(), "TMPDIR="+tmp)
 		p.ranks = append(p.ranks, p.startRank(exe, rank, append(env, extra...)))
 	}
 }
