@@ -89,7 +89,7 @@ func (h *remoteHost) tend(l *limit) (end func()) {
 			if at := h.mux.Heard(); at.After(heard) {
 				heard = at
 			}
-			if silent := now.Sub(heard); silent > silentAlone {
+			if silent := now.Sub(heard); silent > silentAgreed {
 				l.pass(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
 				return
 			}
