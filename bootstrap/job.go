@@ -25,8 +25,9 @@ type Job struct {
 	local  []int // the ranks of this host, in order
 	device string
 
-	hostAddr string
-	dataKey  []byte
+	hostAddr  string
+	dataKey   []byte
+	dataPorts [2]int
 
 	ctl   control
 	world *Group
@@ -103,6 +104,9 @@ func (j *Job) HostAddr() string { return j.hostAddr }
 // DataKey is the secret that every connection between ranks of different hosts proves to know; nil in a job of one host. Not to be changed, or
 // told to anybody. For libraries.
 func (j *Job) DataKey() []byte { return j.dataKey }
+
+// DataPorts are the ports on which ranks of this host may listen for those of other hosts, both inclusive; 0, 0: any. For libraries.
+func (j *Job) DataPorts() (from, to int) { return j.dataPorts[0], j.dataPorts[1] }
 
 // InProcess reports whether all ranks of the job live in this process.
 func (j *Job) InProcess() bool { return j.ctl.inProcess() }

@@ -38,7 +38,7 @@ func join(ctx context.Context, env rankenv.Env) (*Job, error) {
 			return nil, fmt.Errorf("node at @%s: %w", env.Control, err)
 		}
 		j := newJob(env.Job, env.Rank, welcome.Node, welcome.NodeOf, env.Device, ctl)
-		j.hostAddr, j.dataKey = welcome.Addr, welcome.DataKey
+		j.hostAddr, j.dataKey, j.dataPorts = welcome.Addr, welcome.DataKey, welcome.Ports
 		return j, nil
 	case env.Size == 1:
 		return inProcess(1, env.Device)[0], nil

@@ -256,7 +256,7 @@ func (s *agentServer) prepare() error {
 	if err != nil {
 		return err
 	}
-	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Confirm: s.confirm, Lazy: nodeLazy}
+	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Ports: [2]int{j.PortFrom, j.PortTo}, Confirm: s.confirm, Lazy: nodeLazy}
 	for _, r := range j.Ranks {
 		ar := agentRank{rank: r.Rank, path: s.prog.Path, argv: r.Argv.Unpack(), dir: s.dir, stdin: null}
 		if r.Rank == j.Stdin {

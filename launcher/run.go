@@ -292,7 +292,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 	}
 	h, err := newLocalHost(ctx, hostConfig{
 		index: index, job: r.acct.Job, start: r.o.start,
-		nodes: node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Confirm: r.confirm, Lazy: nodeLazy},
+		nodes: node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Ports: [2]int{p.Remote.PortFrom, p.Remote.PortTo}, Confirm: r.confirm, Lazy: nodeLazy},
 		// The first rank is on host 0, as hosts are numbered by their first ranks.
 		masterPort: index == p.Ranks[0].Host, ranks: ranks,
 		environ: func(rank int, job, control string, m meeting) []string {

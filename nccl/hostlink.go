@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -108,10 +109,14 @@ func newHostLinks(h *host) (*hostLinks, error) {
 	}
 	cfg := net.ListenConfig{KeepAliveConfig: linkKeepAlive}
 	var err error
-	if l.listener, err = cfg.Listen(context.Background(), "tcp", net.JoinHostPort(c.job.HostAddr(), "0")); err != nil {
-		return nil, fmt.Errorf("listen for the members on other hosts: %w", err)
+	for port, last := c.job.DataPorts(); ; port++ {
+		if l.listener, err = cfg.Listen(context.Background(), "tcp", net.JoinHostPort(c.job.HostAddr(), strconv.Itoa(port))); err == nil {
+			return l, nil
+		}
+		if port >= last || !errors.Is(err, unix.EADDRINUSE) {
+			return nil, fmt.Errorf("listen for the members on other hosts: %w", err)
+		}
 	}
-	return l, nil
 }
 
 var linkKeepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 5}

@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -158,6 +159,47 @@ func TestHostsFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The listeners keep to the range of ports that they are given; where it is full, that is told.
+func TestHostsPorts(t *testing.T) {
+	taken := 0
+	if os.Getenv(ranktest.PortsVar) == "" { // not in a rank's process
+		probe, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer probe.Close()
+		taken = probe.Addr().(*net.TCPAddr).Port // the ranks find it in use
+	}
+	init := func(ctx context.Context, job *bootstrap.Job) error {
+		return with(ctx, job, nil, func(w *world) error {
+			addr, err := listening(job.HostAddr())
+			if err != nil {
+				return err
+			}
+			from, to := job.DataPorts()
+			_, text, _ := net.SplitHostPort(addr)
+			if port, _ := strconv.Atoi(text); port <= from || port > to {
+				return fmt.Errorf("rank %d listens on %s, want one behind %d, to %d", job.Rank(), addr, from, to)
+			}
+			return nil
+		})
+	}
+	t.Run("free", func(t *testing.T) {
+		for _, r := range ranktest.RunHosts(t, []int{0, 1}, init, fmt.Sprintf("%s=%d-%d", ranktest.PortsVar, taken, taken+20)) {
+			if r.Code != 0 {
+				t.Errorf("%v", r)
+			}
+		}
+	})
+	t.Run("full", func(t *testing.T) {
+		for _, r := range ranktest.RunHosts(t, []int{0, 1}, init, fmt.Sprintf("%s=%d-%d", ranktest.PortsVar, taken, taken)) {
+			if r.Code == 0 || !strings.Contains(r.Err, "listen for the members on other hosts") || !strings.Contains(r.Err, "address already in use") {
+				t.Errorf("%v", r)
+			}
+		}
+	})
 }
 
 // Who does not know the job's key gets nothing, and disturbs nobody.

@@ -40,6 +40,7 @@ type Config struct {
 	Host   string                           // this host's name, for errors
 	Key    []byte                           // gossip key, 32 bytes, random per job; needed where the job has several hosts
 	Bind   netip.AddrPort                   // where memberlist listens; zero: loopback, any port
+	Ports  [2]int                           // those on which ranks listen for other hosts, both inclusive; zero: any
 	Seeds  []string                         // addresses of other members to join; of few hosts the first is asked first: best host 0
 	Lazy   time.Duration                    // join them when a rank of this host joins or another host does so, and after this time at the latest
 	Logf   func(format string, args ...any) // nil: discard
@@ -116,7 +117,7 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 	var err error
 	n.server, err = server.Start(server.Config{
 		Name: n.control, Job: c.Job, Node: c.Node, NodeOf: n.cfg.NodeOf, Host: c.Host,
-		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect, Addr: n.dataAddr, DataKey: n.dataKey(),
+		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect, Addr: n.dataAddr, DataKey: n.dataKey(), Ports: c.Ports,
 	})
 	if err != nil {
 		n.stop()

@@ -30,6 +30,8 @@ const (
 	testVar = "GORUN_RANKTEST"
 	// errorFD carries the text of f's error.
 	errorFD = 3
+	// PortsVar gives RunHosts a range of ports.
+	PortsVar = "GORUN_RANKTEST_PORTS"
 )
 
 // Result is how a rank's process ended.
@@ -61,7 +63,7 @@ func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstra
 }
 
 // RunHosts is RunProcesses for a job of several hosts: nodeOf says for each rank which of them it runs on. They are all this machine, each with a
-// node of its own on the loopback interface.
+// node of its own on the loopback interface. The environment's entry PortsVar=FROM-TO is for the nodes, too: the ports of the ranks' listeners.
 func RunHosts(t *testing.T, nodeOf []int, f func(ctx context.Context, job *bootstrap.Job) error, env ...string) []Result {
 	t.Helper()
 	switch os.Getenv(testVar) {
@@ -159,6 +161,13 @@ func (p *processes) start(extra []string) {
 	local := make([]int, slices.Max(p.nodeOf)+1) // ranks of each host
 	for _, host := range p.nodeOf {
 		local[host]++
+	}
+	for _, kv := range extra {
+		if ports, ok := strings.CutPrefix(kv, PortsVar+"="); ok {
+			if _, err := fmt.Sscanf(ports, "%d-%d", &cfg.Ports[0], &cfg.Ports[1]); err != nil {
+				t.Fatalf("%s: %v", kv, err)
+			}
+		}
 	}
 	if len(local) > 1 {
 		cfg.Key = make([]byte, 32)

@@ -51,6 +51,7 @@ type Config struct {
 
 	Addr    func() string // what ranks are told as wire.WelcomeBody.Addr; nil: ""
 	DataKey []byte
+	Ports   [2]int // wire.WelcomeBody.Ports
 
 	// Suspect is called when a rank says that it fails because of another one, before its end is reported; may be nil.
 	Suspect func(by, rank int)
@@ -225,7 +226,7 @@ func (s *Server) hello(c *conn) error {
 		c.Flush(time.Second)
 		return errors.New("refused: " + refusal)
 	}
-	w := wire.WelcomeBody{Node: s.Node, NodeOf: s.NodeOf, DataKey: s.DataKey}
+	w := wire.WelcomeBody{Node: s.Node, NodeOf: s.NodeOf, DataKey: s.DataKey, Ports: s.Ports}
 	if s.Addr != nil {
 		w.Addr = s.Addr()
 	}

@@ -281,6 +281,7 @@ type WelcomeBody struct {
 	Node    int
 	Addr    string // of this host, for data between hosts; "" in a job of one host
 	DataKey []byte // what every connection between hosts proves; empty in a job of one host
+	Ports   [2]int // those on which ranks listen for other hosts, first and last; zero: any
 	NodeOf  []int  // host of each rank
 }
 
@@ -289,6 +290,8 @@ func (e *Encoder) Welcome(w WelcomeBody) {
 	e.Int(w.Node)
 	e.String(w.Addr)
 	e.Bytes(w.DataKey)
+	e.Int(w.Ports[0])
+	e.Int(w.Ports[1])
 	// Ranks of a host mostly follow each other.
 	for i := 0; i < len(w.NodeOf); {
 		j := i
@@ -305,7 +308,7 @@ func (e *Encoder) Welcome(w WelcomeBody) {
 const maxRanks = 1 << 24
 
 func (d *Decoder) Welcome() WelcomeBody {
-	w := WelcomeBody{Refused: d.String(), Node: d.Int(), Addr: d.String(), DataKey: d.Bytes()}
+	w := WelcomeBody{Refused: d.String(), Node: d.Int(), Addr: d.String(), DataKey: d.Bytes(), Ports: [2]int{d.Int(), d.Int()}}
 	for d.Err == nil && len(d.B) > 0 {
 		node, n := d.Int(), d.Uint()
 		if n > maxRanks-uint64(len(w.NodeOf)) {

@@ -247,7 +247,7 @@ func TestRoundTrips(t *testing.T) {
 			t.Errorf("%v, got -, want +:\n%s", d.Err, diff)
 		}
 	}
-	w := WelcomeBody{Node: 1, Addr: "10.0.0.7", DataKey: []byte{1, 2}, NodeOf: []int{0, 0, 1, 1, 1, 0}}
+	w := WelcomeBody{Node: 1, Addr: "10.0.0.7", DataKey: []byte{1, 2}, Ports: [2]int{40000, 40010}, NodeOf: []int{0, 0, 1, 1, 1, 0}}
 	var e Encoder
 	e.Welcome(w)
 	d := Decoder{B: e.B}
