@@ -229,9 +229,17 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 	if told, ok := errors.AsType[contradicted](context.Cause(ctx)); ok {
 		return nil, c.errorf(what, told.error)
 	}
-	// What ended the communicator comes before what that led to: a member that told why it failed, and then left.
-	if told := c.usable(); told != nil && ctx.Err() == nil {
-		return nil, c.errorf(what, told)
+	// What ended the communicator comes before what that led to: a member that told why it failed, and then left, or gave up its wait. Its word may be on its way.
+	if ctx.Err() == nil {
+		_, gaveUp := errors.AsType[*bootstrap.GaveUpError](err)
+		for end := time.Now().Add(leaveWait); ; time.Sleep(time.Millisecond) {
+			if told := c.usable(); told != nil {
+				return nil, c.errorf(what, told)
+			}
+			if !gaveUp || ctx.Err() != nil || time.Now().After(end) {
+				break
+			}
+		}
 	}
 	// A member that has ended is the communicator's failure, with the better text.
 	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
