@@ -281,7 +281,8 @@ func (h *remoteHost) end(err error) {
 	h.mu.Lock()
 	over := h.ending
 	h.mu.Unlock()
-	if !over && (err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)) {
+	// Which of them comes first when the session ends is chance: the reader's or the writer's.
+	if !over && (err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE)) {
 		err = h.sessionEnd()
 	}
 	h.lost(err)

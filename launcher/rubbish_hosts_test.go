@@ -196,7 +196,7 @@ func TestRubbishAgents(t *testing.T) {
 				t.Errorf("exit code %d (%v), want %d and host b named: %.2000s", got, err, c.code, out.String())
 			}
 			kb := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss
-			if kb > 400<<10 {
+			if kb > 400<<10 && !raceEnabled { // it begins as a copy of this process, which is large under the race detector
 				t.Errorf("gorun took %d kB of memory", kb)
 			}
 			t.Logf("%d after %v, %d MiB: %.300s", cmd.ProcessState.ExitCode(), time.Since(begin).Round(time.Millisecond), kb>>10, out.String())

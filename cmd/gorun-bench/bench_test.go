@@ -238,11 +238,11 @@ func lines(t *testing.T, ranks int, args string) []line {
 		if err != nil {
 			return err
 		}
-		w := io.Writer(&out)
+		w, progress := io.Writer(&out), io.Discard
 		if job.Rank() != 0 {
-			w = failWriter{}
+			w, progress = failWriter{}, failWriter{}
 		}
-		return runJob(ctx, job, c, w, w)
+		return runJob(ctx, job, c, w, progress)
 	})
 	return decode(t, out.String())
 }

@@ -274,7 +274,7 @@ func TestRSH(t *testing.T) {
 	}
 	// Its process ends with the session.
 	write(t, st.knownHosts(), sv.known())
-	s, err = w.Open(limited(t), target("h1"), "echo up; cat")
+	s, err = w.Open(limited(t), target("h1"), "echo up; cat; sleep 5") // the end of its stdin does not end it
 	if err != nil {
 		t.Fatal(err)
 	}
