@@ -281,7 +281,6 @@ func (g *driverDevice) close() error {
 func (g *driverDevice) abandon() {
 	g.gone.Store(true)
 	g.hung.Store(true)
-	g.thread.Store(0)
 }
 
 // quiesce waits for host functions and release callbacks. A callback whose graph is gone comes within a millisecond; one whose launch hangs never

@@ -27,12 +27,11 @@ func (g *driverDevice) bind() error {
 		runtime.UnlockOSThread()
 		return g.cause(err)
 	}
-	if open := openDevices.list.Load(); len(*open) > 1 {
-		t := dl.ThisThread()
-		for _, other := range *open {
-			if other != g {
-				other.thread.CompareAndSwap(t, 0)
-			}
+	// This device itself is not among them yet when it is being opened.
+	t := dl.ThisThread()
+	for _, other := range *openDevices.list.Load() {
+		if other != g {
+			other.thread.CompareAndSwap(t, 0)
 		}
 	}
 	return nil
@@ -45,7 +44,7 @@ func (g *driverDevice) bindCall() error {
 		return ErrClosed
 	}
 	runtime.LockOSThread()
-	if t := dl.ThisThread(); t != 0 && g.thread.Load() == t {
+	if t := dl.ThisThread(); t != 0 && g.thread.Load() == t && !g.hung.Load() {
 		return nil
 	}
 	defer runtime.UnlockOSThread() // bind's is left

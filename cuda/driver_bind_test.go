@@ -54,6 +54,7 @@ func TestGPUBindCall(t *testing.T) {
 	if n, err := g.drv.DeviceCount(); err == nil && n > 1 {
 		other, err := Open("1")
 		check(t, err)
+		call("after another device was opened", g.ctx)
 		s, err := other.NewStream()
 		check(t, err)
 		check(t, s.Close())

@@ -143,10 +143,12 @@ func TestReadmeCommands(t *testing.T) {
 			}
 			tried++
 			line = strings.NewReplacer("./prog", filepath.Join(bin, "barrier"), "python train.py", filepath.Join(bin, "barrier")).Replace(line)
-			cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "gorun"), strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "gorun "))...)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			cmd := exec.CommandContext(ctx, filepath.Join(bin, "gorun"), strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "gorun "))...)
 			cmd.Dir = ".."
 			cmd.Env = append(os.Environ(), "GORUN_DEVICE=host")
 			out, err := cmd.CombinedOutput()
+			cancel()
 			if word[1] == "check" && cmd.ProcessState.ExitCode() == 1 && bytes.Contains(out, []byte("fault: ")) {
 				err = nil // this machine has one
 			}

@@ -108,7 +108,7 @@ func splitRank(n int) func(ctx context.Context, job *bootstrap.Job) error {
 			}
 			err := nccl.AllReduce(odd, r.a.Slice(0, count), r.b.Slice(0, count), nccl.Sum, r.stream)
 			if err = eventually(ctx, func() error { return wantText(errors.Join(err, odd.Err()), "rank 0: all-reduce of") }); err == nil && !errors.Is(odd.Err(), nccl.ErrMismatch) {
-				err = odd.Err()
+				err = fmt.Errorf("the failed communicator has %v, want %v", odd.Err(), nccl.ErrMismatch)
 			}
 			if err != nil {
 				return err

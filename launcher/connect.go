@@ -333,7 +333,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	prep := &agentwire.Prepare{
 		Job: r.acct.Job, Key: key, Node: index, Placement: agentwire.Compress(p.nodeOf()), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
 		MasterPort: p.Ranks[0].Host == index, Name: []byte(p.Program.Name), Path: []byte(p.Program.Path), Dir: []byte(p.Dir), DirGiven: p.DirGiven,
-		Forward: agentwire.Pack(p.Remote.Forward), Stdin: -1, KillGrace: p.KillGrace, MeetTimeout: meetTimeout,
+		Forward: agentwire.Pack(p.Remote.Forward), Stdin: -1, KillGrace: p.KillGrace,
 	}
 	if r.o.bind.IsValid() {
 		prep.Bind = r.o.bind.String()
@@ -349,9 +349,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 			if h.stdin, err = newRemoteStdin(r.o.Stdin, pr.Rank); err != nil {
 				return fail(fmt.Errorf("stdin: %w", err))
 			}
-			if h.stdin != nil {
-				prep.Stdin, prep.StdinAck = pr.Rank, h.stdin.terminal
-			}
+			prep.Stdin, prep.StdinAck = pr.Rank, h.stdin.terminal
 		}
 	}
 	var program bool

@@ -282,7 +282,9 @@ func TestHostsFaultsWhileTheyStart(t *testing.T) {
 				<-moment.C
 				if !c.fault() {
 					j.cmd.Process.Signal(syscall.SIGTERM)
-					j.wait()
+					if got := j.wait(); got != 143 {
+						t.Errorf("moment %d, SIGTERM: exit code %d: %s", k, got, j.err.String())
+					}
 					cleanStage(t, h, time.Second)
 					continue
 				}
@@ -299,6 +301,9 @@ func TestHostsFaultsWhileTheyStart(t *testing.T) {
 				if t.Failed() {
 					t.Fatalf("at %v of a launch (moment %d); stderr %s", whole*time.Duration(k)/(moments-1), k, j.err.String())
 				}
+			}
+			if done == 0 {
+				t.Error("no moment of a launch had the fault")
 			}
 			t.Logf("%d times; gorun and all hosts had ended after %v at most", done, worst)
 		})

@@ -125,6 +125,9 @@ func (h *remoteHost) read() {
 func (h *remoteHost) handle(m *agentwire.Message) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.ending { // its ranks are counted already
+		return nil
+	}
 	report := func(e agentEvent) {
 		e.host = h.index
 		h.events <- e

@@ -305,7 +305,7 @@ func machine() string {
 // findProgram finds the program on this host: a name in this host's PATH, else the file that gorun found.
 func (s *agentServer) findProgram() (Program, error) {
 	name, file := string(s.job.Name), string(s.job.Path)
-	if !strings.Contains(name, "/") {
+	if !strings.Contains(name, "/") && name != "." && name != ".." {
 		path := os.Getenv("PATH")
 		if path == "" {
 			path = "/usr/local/bin:/usr/bin:/bin"
@@ -479,7 +479,9 @@ func (s *agentServer) start(m *agentwire.Start) error {
 		return err
 	}
 	if s.stdin[0] >= 0 {
-		s.threads.Go(s.feed)
+		fd := s.stdin[1]
+		s.stdin[1] = -1
+		s.threads.Go(func() { s.feed(fd) })
 	}
 	s.host.start()
 	return nil
@@ -645,11 +647,9 @@ func (s *agentServer) giveBack() {
 }
 
 // feed carries the stdin of a rank from its stream.
-func (s *agentServer) feed() {
-	fd := s.stdin[1]
+func (s *agentServer) feed(fd int) {
 	unix.SetNonblock(fd, true) // our end alone
 	w := os.NewFile(uintptr(fd), "stdin")
-	s.stdin[1] = -1
 	defer w.Close()
 	head, conn, err := s.mux.Accept()
 	if err != nil || head.Kind != agentwire.Stdin {

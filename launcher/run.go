@@ -187,7 +187,7 @@ func (r *runner) build(ctx context.Context) error {
 	}
 }
 
-var errInterrupted = errors.New("interrupted while the program was built")
+var errInterrupted = errors.New("interrupted before the ranks were started")
 
 // later remembers what to give back.
 func (r *runner) later(f func()) { r.release = append(r.release, f) }

@@ -144,6 +144,9 @@ func TestStageChanged(t *testing.T) {
 func TestJobDirSweep(t *testing.T) {
 	base := t.TempDir()
 	if !ownDisk(base) {
+		if os.Getenv("GORUN_CI") == "1" {
+			t.Fatalf("%s is on a file system of several machines", base)
+		}
 		t.Skipf("%s is on a file system of several machines", base)
 	}
 	t.Setenv("TMPDIR", base)

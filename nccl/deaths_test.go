@@ -104,6 +104,7 @@ func (d death) rank(culprit, n int) func(ctx context.Context, job *bootstrap.Job
 		comm := func(set *nccl.Config, f func() error) error {
 			return withComm(ctx, job, dev, set, func(w *world) error { a.world = w; return f() })
 		}
+		got := false
 		err = comm(nil, func() error {
 			if d.before != nil {
 				after, err := d.before(a)
@@ -122,12 +123,13 @@ func (d death) rank(culprit, n int) func(ctx context.Context, job *bootstrap.Job
 						return fmt.Errorf("round %d: %w", i, err)
 					}
 					at("GOT")
+					got = true
 					return fmt.Errorf("got: %w", err)
 				}
 			}
 			return errors.New("no error")
 		})
-		if d.init && err != nil {
+		if err != nil && !got {
 			at("GOT")
 		}
 		is := d.is
@@ -178,7 +180,7 @@ func (d death) check(t *testing.T, culprit int, results []ranktest.Result) {
 		}
 		took := time.Duration(stamp(r, "GOT") - begin)
 		worst = max(worst, took)
-		if r.Code != 0 || took > deathBound {
+		if r.Code != 0 || took <= 0 || took > deathBound {
 			t.Errorf("rank %d has its error %v after the end of rank %d, want %v: %v\n%s", r.Rank, took, culprit, deathBound, r, r.Err)
 		}
 		for l := range strings.Lines(r.Output) {

@@ -44,7 +44,7 @@ type hostLinks struct {
 
 	ended map[int]time.Time // members of other hosts that have ended, and when it was noticed; under mu
 
-	ready chan struct{} // closed: the other members of this host are known
+	ready chan struct{} // closed: the other members of this host are known, and out is complete
 	dirty []span        // of the segment, since the last phase; under host.mu
 }
 
@@ -204,7 +204,7 @@ func (l *hostLinks) greet(conn net.Conn) (int, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if rank >= len(c.ranks) || c.near(rank) || l.from[rank] {
+	if rank < 0 || rank >= len(c.ranks) || c.near(rank) || l.from[rank] {
 		return 0, fmt.Errorf("member %d is not awaited", rank)
 	}
 	l.from[rank] = true
@@ -216,7 +216,6 @@ func (l *hostLinks) greet(conn net.Conn) (int, error) {
 
 // connect connects to the leaders of the other hosts; offers are what the members said about themselves.
 func (l *hostLinks) connect(ctx context.Context, offers [][]byte) error {
-	close(l.ready)
 	c := l.h.c
 	for r, lead := range l.leader {
 		if r != lead || c.near(r) {
@@ -234,6 +233,7 @@ func (l *hostLinks) connect(ctx context.Context, offers [][]byte) error {
 		l.out[r] = o
 		go o.send()
 	}
+	close(l.ready) // only now: who receives may fail the communicator, which is told to all in out
 	return nil
 }
 
@@ -512,9 +512,11 @@ func (l *hostLinks) close() {
 	if l.listener != nil {
 		l.listener.Close()
 	}
+	var ends sync.WaitGroup // each lingers for a while
 	for _, o := range l.out {
-		o.close()
+		ends.Go(o.close)
 	}
+	ends.Wait()
 	l.mu.Lock()
 	for conn := range l.conns {
 		conn.Close()

@@ -25,11 +25,7 @@ var placements = [][]int{{0, 1}, {0, 0, 1, 1}, {0, 1, 0, 1, 2}}
 // acrossHosts runs f on ranks of several hosts and wants success of all.
 func acrossHosts(t *testing.T, nodeOf []int, f func(ctx context.Context, job *bootstrap.Job) error) {
 	t.Helper()
-	for _, r := range ranktest.RunHosts(t, nodeOf, f) {
-		if r.Code != 0 || r.Signal != "" {
-			t.Errorf("%v", r)
-		}
-	}
+	allWell(t, ranktest.RunHosts(t, nodeOf, f))
 }
 
 // seedOf is a number that differs from run to run, and is the same on all ranks.

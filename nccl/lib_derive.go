@@ -146,9 +146,11 @@ func (o *origin) failed(err error) {
 		}
 	}
 	if re, ok := errors.AsType[*bootstrap.RankError](err); ok {
-		if end := p.ended(slices.Index(p.ranks, re.Rank), re); end != nil {
-			p.fail(end, true, false)
-			return
+		if r := slices.Index(p.ranks, re.Rank); r >= 0 {
+			if end := p.ended(r, re); end != nil {
+				p.fail(end, true, false)
+				return
+			}
 		}
 	}
 	p.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: a part of it could not be made: %v", ErrAborted, p.rank, err)}, true, false)

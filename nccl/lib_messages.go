@@ -25,6 +25,7 @@ type messages struct {
 type traffic struct {
 	acct *bootstrap.Account // the peer's; nil: on another host
 	read uint64             // how many of its records have been read
+	lost bool               // some of them could not be: what it has not met is not known
 	out  direction
 	in   direction
 }
@@ -164,7 +165,7 @@ func (m *messages) look() error {
 		if err := m.read(r, t); err != nil {
 			return err
 		}
-		if !closed {
+		if !closed || t.lost {
 			continue
 		}
 		for _, d := range []*direction{&t.out, &t.in} {
@@ -180,10 +181,15 @@ func (m *messages) look() error {
 // read takes in what a peer has written, and compares.
 func (m *messages) read(r int, t *traffic) error {
 	last := t.acct.Last()
-	// Records are lost where the peer is ahead by more than its ledger keeps.
+	// Records are lost where the peer is ahead by more than its ledger keeps, or has given up its account, so that another one has the place.
+	if last > 0 {
+		_, ok := t.acct.At(last)
+		t.lost = t.lost || !ok
+	}
 	for seq := t.read + 1; seq <= last; seq++ {
 		rec, ok := t.acct.At(seq)
 		if !ok {
+			t.lost = true
 			continue
 		}
 		op, peer, low, v := unpackMessage(rec.Desc)
@@ -255,6 +261,9 @@ func (m *messages) waiting() string {
 			continue
 		}
 		m.read(r, t) // what it finds is told by the next look
+		if t.lost {
+			continue
+		}
 		for _, d := range []*direction{&t.out, &t.in} {
 			if d.mine.n > d.theirs.n {
 				text += fmt.Sprintf(", rank %d for %s (%s)", r, m.text(r, t, d, d.theirs.n+1), m.c.whereabouts(r))

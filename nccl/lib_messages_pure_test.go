@@ -1,10 +1,13 @@
 package nccl
 
 import (
+	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
 )
 
@@ -50,4 +53,57 @@ func TestMessageEnd(t *testing.T) {
 	known(4*keptMessages, 4*keptMessages+1)
 	e.put(100*keptMessages, envelope{true, cuda.Int32DType, 100 * keptMessages, 0})
 	known(100*keptMessages, 100*keptMessages)
+}
+
+// gone is a backend whose members have all closed.
+type gone struct{ backend }
+
+func (gone) peerClosed(int) (uint64, bool) { return 0, true }
+
+// A peer that has closed does not meet what it has not noted; of one whose records this rank has lost that is not known, and nothing is said.
+func TestMessagesOfClosedPeer(t *testing.T) {
+	for _, other := range []int{0, 300} { // messages of the peer with a third rank, before this one looks: its ledger keeps 256 records
+		t.Run(fmt.Sprint(other), func(t *testing.T) {
+			jobs := bootstrap.InProcess(3)
+			defer func() {
+				for _, j := range jobs {
+					j.Close()
+				}
+			}()
+			sides := make([]messages, 2)
+			for r := range sides {
+				l, err := jobs[r].Ledger(r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c := &Comm{job: jobs[r], name: "world", rank: r, ranks: []int{0, 1, 2}, id: 77, be: gone{}, peers: make([]peer, 3)}
+				if err := sides[r].open(c, l); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for r := range sides {
+				l, err := jobs[r].Ledger(1 - r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sides[r].c.peers[1-r].acct = l.FindAccount(messagesID(77))
+			}
+			message := func(op Op, peer int32) []Call {
+				return []Call{{Op: op, Type: cuda.Float32DType, Count: 8, Root: peer}}
+			}
+			sides[0].note(message(OpSend, 1))
+			sides[1].note(message(OpRecv, 0))
+			for range other {
+				sides[1].note(message(OpRecv, 2))
+			}
+			if err := sides[0].look(); err != nil {
+				t.Errorf("%v, though the peer has received", err)
+			}
+			// One more, which the peer does not receive.
+			sides[0].note(message(OpSend, 1))
+			if err := sides[0].look(); other == 0 && !errors.Is(err, ErrClosed) || other > 0 && err != nil {
+				t.Errorf("%v", err)
+			}
+		})
+	}
 }

@@ -18,17 +18,26 @@ func (l *library) firstUse(calls []Call) (regs []*registered) {
 	if l.c.userRegs.Load() == 0 {
 		return nil
 	}
+	l.eachUse(calls, func(b *registered, op Op) {
+		if b.ops.Load()&(1<<op) == 0 {
+			regs = append(regs, b)
+		}
+	})
+	return regs
+}
+
+// eachUse calls f for each registered buffer of each collective.
+func (l *library) eachUse(calls []Call, f func(b *registered, op Op)) {
 	for i := range calls {
 		if calls[i].Op.p2p() || calls[i].Count == 0 {
 			continue // the library does not have the registration where messages go
 		}
 		for _, b := range [...]*registered{l.c.userRegistered(calls[i].Send), l.c.userRegistered(calls[i].Recv)} {
-			if b != nil && b.ops.Load()&(1<<calls[i].Op) == 0 {
-				regs = append(regs, b)
+			if b != nil {
+				f(b, calls[i].Op)
 			}
 		}
 	}
-	return regs
 }
 
 // agreeFirst waits for the members' record of a call on registered buffers, where it is the first of its kind. It returns the contradiction that it finds.
@@ -67,11 +76,7 @@ func (l *library) agreeFirst(rec bootstrap.Record, calls []Call) (err error) {
 		time.Sleep(pause)
 		pause = min(2*pause, 2*time.Millisecond)
 	}
-	for _, b := range regs {
-		for i := range calls {
-			b.ops.Or(1 << calls[i].Op)
-		}
-	}
+	l.eachUse(calls, func(b *registered, op Op) { b.ops.Or(1 << op) })
 	return nil
 }
 

@@ -141,6 +141,7 @@ mkdir -p "$raw" || die "make $raw: no"
 # summary writes the files; its exit code is the script's.
 summary() {
 	local code
+	trap '' INT TERM HUP # it is not begun twice
 	gorun-bench compare -json "$out/peers.json" "$raw" >"$out/peers.txt"
 	code=$?
 	tar czf "$out/raw.tar.gz" -C "$out" raw && rm -r "$raw"

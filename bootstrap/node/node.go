@@ -251,7 +251,7 @@ func (n *Node) Ended() []int {
 type Suspicion struct{ By, Rank int }
 
 // Suspicions lists what ranks have said (bootstrap.Job.Suspect), in the order in which host 0 heard of it; elsewhere it is empty.
-// What a rank said is there when RankExited for it has returned.
+// What a rank of host 0 said is there when RankExited for it has returned.
 func (n *Node) Suspicions() []Suspicion {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -245,9 +245,9 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 	p.size = uint64(max(m.send[0].Len(), m.recv[0].Len()) * elem)
 	enqueue, perCall, most := func(i int) error { return c.issue(i, b.stream) }, 1, b.n
 	if s.captured {
-		g, err := c.capture(ctx, b.perGraph)
-		if err != nil {
-			return p, err
+		g, failed := c.capture(ctx, b.perGraph)
+		if failed != nil {
+			return p, failed
 		}
 		defer func() { err = errors.Join(err, b.release(ctx, g)) }()
 		p.mode, p.reason = modesOf(g), g.Calls()[0].Reason

@@ -56,10 +56,16 @@ type flagValue struct {
 	q   *request
 }
 
-func (v flagValue) String() string     { return "" }
-func (v flagValue) Type() string       { return v.def.arg }
-func (v flagValue) IsBoolFlag() bool   { return v.def.arg == "" }
-func (v flagValue) Set(s string) error { return v.def.set(v.q, s) }
+func (v flagValue) String() string   { return "" }
+func (v flagValue) Type() string     { return v.def.arg }
+func (v flagValue) IsBoolFlag() bool { return v.def.arg == "" }
+
+func (v flagValue) Set(s string) error {
+	if v.def.arg == "" && s != "true" {
+		return usagef("it takes no value")
+	}
+	return v.def.set(v.q, s)
+}
 
 // checkTime is how long the ranks of a check may take. Opening eight GPUs takes some ten seconds, making a communicator at most a minute.
 const checkTime = 2 * time.Minute
@@ -410,7 +416,14 @@ func (q *checkRequest) probe(io stdio, job launcher.Job, gpus int) (*ranksReport
 		fault(true, "ranks could not be run: "+strings.TrimPrefix(what, "gorun: "), "gorun -np "+strconv.Itoa(q.ranks(job, gpus))+" "+benchProgram+" probe shows it again; -x NCCL_DEBUG=INFO shows more")
 		return r, nil
 	}
-	if err := json.Unmarshal([]byte(out.String()), r); err != nil {
+	// The library may have written there, too (NCCL_DEBUG).
+	text := ""
+	for line := range strings.Lines(out.String()) {
+		if strings.HasPrefix(line, "{") {
+			text = line
+		}
+	}
+	if err := json.Unmarshal([]byte(text), r); err != nil {
 		return nil, fmt.Errorf("%s probe wrote %q: %w (is it of the same version as gorun?)", bench, out.String(), err)
 	}
 	for _, p := range r.Ranks {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"syscall"
@@ -37,13 +36,28 @@ func (q *checkRequest) hosts(job launcher.Job, io stdio) (*launcher.Plan, error)
 
 // elsewhere is gorun check of several hosts.
 func (q *checkRequest) elsewhere(p *launcher.Plan, job launcher.Job, s stdio) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
-	ctx, cancel := context.WithTimeoutCause(ctx, q.timeout, fmt.Errorf("not in %v (--timeout)", q.timeout))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), q.timeout, fmt.Errorf("not in %v (--timeout)", q.timeout))
 	defer cancel()
+	interrupted := make(chan exitCode, 1)
+	go func() {
+		for {
+			select {
+			case sig := <-s.signals:
+				if sig == syscall.SIGINT || sig == syscall.SIGTERM || sig == syscall.SIGHUP {
+					interrupted <- exitCode(128 + int(sig.(syscall.Signal)))
+					cancel()
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 	found, between, err := launcher.CheckHosts(ctx, p, job.Device, func(line string) { fmt.Fprintf(s.err, "gorun: %s\n", line) })
-	if ctx.Err() == context.Canceled {
-		return exitCode(128 + int(syscall.SIGINT))
+	select {
+	case code := <-interrupted:
+		return code
+	default:
 	}
 	if err != nil && found == nil {
 		return err

@@ -21,18 +21,18 @@ const (
 // checkFile says of a file why it cannot be loaded. The system's loader would map a file that was cut short all the same, and the process would be killed by the first touch of
 // what is missing.
 func checkFile(path string) error {
-	f, err := os.Open(path)
+	st, err := os.Stat(path) // first: to open a pipe waits for its writer
 	if err != nil {
 		return errors.Unwrap(err) // the path stands before it already
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return errors.Unwrap(err)
 	}
 	if !st.Mode().IsRegular() {
 		return fmt.Errorf("it is no file (%v)", st.Mode())
 	}
+	f, err := os.Open(path)
+	if err != nil {
+		return errors.Unwrap(err)
+	}
+	defer f.Close()
 	return checkELF(f, st.Size())
 }
 

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/gorun-dev/gorun/cuda/dl/dltest"
@@ -56,6 +57,13 @@ func TestCheckFile(t *testing.T) {
 	}
 	if err := checkFile(t.TempDir()); err == nil || !strings.Contains(err.Error(), "it is no file") {
 		t.Errorf("a folder: %v", err)
+	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkFile(pipe); err == nil || !strings.Contains(err.Error(), "it is no file") {
+		t.Errorf("a pipe: %v", err)
 	}
 }
 

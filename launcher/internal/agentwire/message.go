@@ -86,27 +86,26 @@ func (s Strings) Unpack() []string {
 
 // Prepare is a host's part of the job.
 type Prepare struct {
-	Job         string
-	Key         []byte // of the job's gossip
-	Node        int    // the host's index
-	Placement   []Span // host of each rank
-	Host        string // the host's name, as the user wrote it
-	Bind        string // address for the host's node; "": the agent's choice
-	PortFrom    int    // ports for the host's node, both inclusive; 0: any
-	PortTo      int
-	MasterPort  bool   // reserve a port for the job's meeting point
-	Name        []byte // of the program, as the user wrote it
-	Path        []byte // of the program; where Name has no slash the host's own PATH counts
-	Dir         []byte
-	DirGiven    bool // the user named Dir: there is no other
-	Forward     Strings
-	Ranks       []Rank
-	Stdin       int           // rank whose stdin is a stream, -1: none
-	StdinAck    bool          // with StdinRead after each piece
-	KillGrace   time.Duration // for the end of a session without Reap
-	MeetTimeout time.Duration
-	Items       []Item // files that the ranks need
-	Program     int    // which of Items the program is, from 1; 0: none, it is there
+	Job        string
+	Key        []byte // of the job's gossip
+	Node       int    // the host's index
+	Placement  []Span // host of each rank
+	Host       string // the host's name, as the user wrote it
+	Bind       string // address for the host's node; "": the agent's choice
+	PortFrom   int    // ports for the host's node, both inclusive; 0: any
+	PortTo     int
+	MasterPort bool   // reserve a port for the job's meeting point
+	Name       []byte // of the program, as the user wrote it
+	Path       []byte // of the program; where Name has no slash the host's own PATH counts
+	Dir        []byte
+	DirGiven   bool // the user named Dir: there is no other
+	Forward    Strings
+	Ranks      []Rank
+	Stdin      int           // rank whose stdin is a stream, -1: none
+	StdinAck   bool          // with StdinRead after each piece
+	KillGrace  time.Duration // for the end of a session without Reap
+	Items      []Item        // files that the ranks need
+	Program    int           // which of Items the program is, from 1; 0: none, it is there
 }
 
 // Item is a file that a host must have: it is sent if it is missing there.

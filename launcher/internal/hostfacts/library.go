@@ -38,9 +38,9 @@ var libraries = []wanted{
 	{vendor: mooreThreads, name: "MCCL", env: "GORUN_MCCL_LIB", sonames: []string{"libmccl.so.2", "libmccl.so"},
 		homeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, homes: []string{"/usr/local/musa"}},
 	{vendor: amd, name: "HIP runtime", env: "GORUN_HIP_LIB", sonames: []string{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"},
-		homeEnv: []string{"ROCM_PATH", "HIP_PATH"}, homes: []string{"/opt/rocm"}},
+		homeEnv: []string{"ROCM_PATH", "HIP_PATH"}, homes: []string{"/opt/rocm"}, wheels: []string{"_rocm_sdk_core/lib"}},
 	{vendor: amd, name: "RCCL", env: "GORUN_RCCL_LIB", sonames: []string{"librccl.so.1", "librccl.so"},
-		homeEnv: []string{"ROCM_PATH"}, homes: []string{"/opt/rocm"}, tells: "CCL version "},
+		homeEnv: []string{"ROCM_PATH"}, homes: []string{"/opt/rocm"}, wheels: []string{"_rocm_sdk_libraries/lib"}, tells: "CCL version "},
 }
 
 // libraries looks for those of the makers whose GPUs ranks can reach, and for those that the environment names.
@@ -149,7 +149,7 @@ func (h host) sites() []string {
 			prefixes = append(prefixes, filepath.Dir(filepath.Dir(real)))
 		}
 	}
-	if home := h.env("HOME"); home != "" {
+	if home := h.env("HOME"); home != "" && h.env("VIRTUAL_ENV") == "" && h.env("PYTHONNOUSERSITE") == "" {
 		prefixes = append(prefixes, filepath.Join(home, ".local"))
 	}
 	for _, p := range prefixes {

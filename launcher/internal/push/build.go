@@ -15,9 +15,10 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 )
 
-// Module is where gorun's command is, for go build.
+// module is where gorun's command is, for go build.
 const module = "github.com/gorun-dev/gorun/cmd/gorun"
 
 // Builds are the gorun programs that can be sent, by architecture. They are read at the first use and kept in memory.
@@ -108,6 +109,7 @@ func goBuild(ctx context.Context, arch string) (*build, error) {
 	file := filepath.Join(dir, "gorun")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", file, module)
 	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0")
+	cmd.WaitDelay = time.Second // go's own children hold the pipe
 	if out, err := cmd.CombinedOutput(); err != nil {
 		if text := strings.TrimSpace(string(out)); text != "" {
 			line, _, _ := strings.Cut(text, "\n")

@@ -246,7 +246,7 @@ func TestAtOnce(t *testing.T) {
 	}
 }
 
-// script makes a way that runs a shell script of the test's in place of the line.
+// fake makes a way that runs a shell script of the test's in place of the line.
 func fake(t *testing.T, text string) way.Way {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "sh")
