@@ -512,7 +512,10 @@ func TestFreeUnderGraph(t *testing.T) {
 			return err
 		}
 		freed := make(chan struct{})
-		buf.Memory().OnFree(func() { close(freed) })
+		buf.Memory().OnFree(func() {
+			time.Sleep(10 * time.Millisecond) // a Drain that does not wait for whoever gives the memory back would be over
+			close(freed)
+		})
 		g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
 			return nccl.AllReduce(r.comm, buf.All(), buf.All(), nccl.Sum, s)
 		}, graphs.Comms(r.comm))

@@ -53,6 +53,7 @@ type library struct {
 	rmu         sync.Mutex
 	handles     map[uint64]ncclsys.Registration // of the user's registrations, by memory id
 	freeing     []freeing                       // waits for mu
+	giving      int                             // how many lists of memory are being given back at the moment
 	dead        []*cuda.Hold                    // memory that closed graphs had registered
 	undone      int                             // registrations of closed graphs that the library still has
 	draining    bool                            // a drain is under way, on a goroutine of tellers

@@ -68,9 +68,31 @@ func (l *library) releaseDead() {
 	}
 	l.dead, l.freeing, l.undone = nil, nil, 0
 	l.waiting.Store(0)
+	l.giving++
 	l.rmu.Unlock()
+	l.give(holds)
+}
+
+// give lets memory go. Who took it off the lists has counted it in giving, in the same hold of rmu: who finds it on no list waits for that.
+func (l *library) give(holds []*cuda.Hold) {
 	for _, h := range holds {
 		h.Release()
+	}
+	l.rmu.Lock()
+	l.giving--
+	l.rmu.Unlock()
+}
+
+// awaitGiven waits until the memory that other goroutines took off the lists is gone, at most releaseWait: what is called when memory goes may
+// call here.
+func (l *library) awaitGiven() {
+	for start := time.Now(); time.Since(start) < releaseWait; time.Sleep(20 * time.Microsecond) {
+		l.rmu.Lock()
+		n := l.giving
+		l.rmu.Unlock()
+		if n == 0 {
+			return
+		}
 	}
 }
 
@@ -333,18 +355,18 @@ func (l *library) flush() error {
 		holds, err := l.flushLocked()
 		l.mu.Unlock()
 		errs = append(errs, err)
-		for _, h := range holds {
-			h.Release()
-		}
+		l.give(holds)
 	}
 	return errors.Join(errs...)
 }
 
+// flushLocked deregisters what waits for it. mu is held. The memory that is left over is for give.
 func (l *library) flushLocked() (holds []*cuda.Hold, err error) {
 	l.rmu.Lock()
 	list := l.freeing
 	l.freeing = nil
 	l.waiting.Store(0)
+	l.giving++
 	graphs := false
 	for _, f := range list {
 		if f.graph && !l.ended {
@@ -432,11 +454,8 @@ const drainGroups = 11
 func (l *library) drain() {
 	l.mu.Lock()
 	freed, _ := l.flushLocked()
-	defer func() {
-		for _, h := range freed {
-			h.Release()
-		}
-	}()
+	defer l.awaitGiven()
+	defer l.give(freed)
 	l.rmu.Lock()
 	n, holds := l.undone, l.dead
 	l.rmu.Unlock()
@@ -453,13 +472,12 @@ func (l *library) drain() {
 			l.undone -= n
 			l.dead = l.dead[len(holds):]
 		}
+		l.giving++
 		l.rmu.Unlock()
 	}
 	l.unlock()
 	if err == nil {
-		for _, h := range holds {
-			h.Release()
-		}
+		l.give(holds)
 	}
 }
 

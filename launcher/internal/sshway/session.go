@@ -110,7 +110,7 @@ func (s *session) keepAlive() {
 	timer := time.NewTimer(o.aliveInterval)
 	defer timer.Stop()
 	asking := make(chan struct{}, 1)
-	for missed := 0; ; {
+	for missed, heard := 0, s.link.conn.last.Load(); ; {
 		select {
 		case <-s.quit:
 			return
@@ -120,8 +120,12 @@ func (s *session) keepAlive() {
 		}
 		// Not a ticker: after a late tick the next would leave the host less time than the interval to answer.
 		timer.Reset(o.aliveInterval)
-		if s.link.conn.silence() < o.aliveInterval {
+		// The answer to the question before may have come right after it: a late tick then finds a whole interval of silence.
+		before := heard
+		if heard = s.link.conn.last.Load(); heard != before {
 			missed = 0
+		}
+		if s.link.conn.silence() < o.aliveInterval {
 			continue
 		}
 		if missed++; missed > o.aliveCountMax {
