@@ -15,22 +15,22 @@ type Job struct {
 	Dir             string        // working directory of the ranks; "": the current one
 	Env             []Setting     // variables for the ranks, beside the inherited ones
 	Device          string        // device token of the ranks ("host"); "": each rank's own choice
-	Timeout         time.Duration // end the job after this time; 0: never
+	Timeout         time.Duration // end the job after this time; 0 and NoTimeout: never
 	KillGrace       time.Duration // time between asking ranks to end and killing them; 0: DefaultKillGrace, NoGrace: none
 	TagOutput       *bool         // "[3] " before each line; nil: no
 	Stdin           string        // who reads gorun's stdin: StdinRank0 or StdinNone; "": rank 0
-	KeepLauncherEnv bool          // let the ranks inherit the variables that another launcher left over
+	KeepLauncherEnv *bool         // let the ranks inherit the variables that another launcher left over; nil: no
 	Report          string        // file for the account in JSON; "": none
 
 	Hosts         []Host // where the ranks run; none: this host
 	Hostfile      string // file with the hosts; "": none
 	MapBy         *MapBy // how ranks are placed on hosts; nil: by slot
-	Oversubscribe bool   // a host may get more ranks than it has slots
+	Oversubscribe *bool  // a host may get more ranks than it has slots; nil: no
 	RM            string // whose allocation gives the hosts where neither Hosts nor Hostfile does; "": the one that is there
 
 	RSH               string        // command that reaches a host; "": the built-in ssh client
 	SSHConfig         string        // ssh configuration; "": the user's and the system's
-	AcceptNewHostKeys bool          // take the key of a host that is not known yet
+	AcceptNewHostKeys *bool         // take the key of a host that is not known yet; nil: no
 	ConnectTimeout    time.Duration // for reaching all hosts; 0: DefaultConnectTimeout
 	Ports             PortRange     // for gorun's own connections between hosts; zero: any
 	Stage             []string      // files that are sent to the hosts beside the program; StageNone alone: not even that
@@ -61,55 +61,21 @@ const (
 	DefaultKillGrace = 5 * time.Second
 	// NoGrace kills at once.
 	NoGrace time.Duration = -1
+	// NoTimeout says that a job may take any time.
+	NoTimeout time.Duration = -1
 	// MaxNP bounds the number of ranks: more is a slip of the finger. The kernel's own default limit of processes is
 	// 32768.
 	MaxNP = 16384
 )
 
-// merge sets the fields of j that are zero to those of the other, which has less precedence. Variables of both are
-// kept; those of j come last, and win. The hosts are those of one place, whether they are listed or in a hostfile.
-func (j *Job) merge(o Job) {
-	def(&j.NP, o.NP)
-	if j.Program == "" {
-		j.Program, j.Args = o.Program, o.Args
-	}
-	def(&j.Dir, o.Dir)
-	def(&j.Device, o.Device)
-	def(&j.Timeout, o.Timeout)
-	def(&j.KillGrace, o.KillGrace)
-	def(&j.Report, o.Report)
-	def(&j.TagOutput, o.TagOutput)
-	def(&j.Stdin, o.Stdin)
-	j.KeepLauncherEnv = j.KeepLauncherEnv || o.KeepLauncherEnv
-	if len(j.Hosts) == 0 && j.Hostfile == "" {
-		j.Hosts, j.Hostfile = o.Hosts, o.Hostfile
-	}
-	def(&j.RM, o.RM)
-	def(&j.MapBy, o.MapBy)
-	j.Oversubscribe = j.Oversubscribe || o.Oversubscribe
-	def(&j.RSH, o.RSH)
-	def(&j.SSHConfig, o.SSHConfig)
-	j.AcceptNewHostKeys = j.AcceptNewHostKeys || o.AcceptNewHostKeys
-	def(&j.ConnectTimeout, o.ConnectTimeout)
-	def(&j.Ports, o.Ports)
-	if len(j.Stage) == 0 {
-		j.Stage = o.Stage
-	}
-	j.Env = append(append([]Setting(nil), o.Env...), j.Env...)
-}
-
-func def[T comparable](to *T, v T) {
-	var zero T
-	if *to == zero {
-		*to = v
-	}
-}
-
-// Merge combines what was asked for in several places, the strongest first: flags, environment, job file.
+// Merge combines what was asked for in several places, the strongest first: flags, environment, job file. Variables of all places
+// are kept; of two for one name that of the stronger place comes last, and wins. The hosts are those of one place.
 func Merge(jobs ...Job) Job {
 	var j Job
-	for _, o := range jobs {
-		j.merge(o)
+	for _, weaker := range jobs {
+		for _, o := range JobOptions {
+			o.merge(&j, &weaker)
+		}
 	}
 	return j
 }
@@ -145,6 +111,15 @@ func ParseDuration(s string) (time.Duration, error) {
 		return 0, fmt.Errorf("%q is negative", s)
 	}
 	return d, nil
+}
+
+// ParseTimeout reads a time for a job: a duration, 0 for none.
+func ParseTimeout(s string) (time.Duration, error) {
+	d, err := ParseDuration(s)
+	if err == nil && d == 0 {
+		return NoTimeout, nil
+	}
+	return d, err
 }
 
 // ParseGrace reads a kill grace: a duration, 0 for none.
@@ -192,87 +167,16 @@ func (r PortRange) String() string {
 // CommandLine is the gorun command line that asks for the same job.
 func (j Job) CommandLine() string {
 	words := []string{"gorun"}
-	add := func(w ...string) { words = append(words, w...) }
-	if j.NP != 0 {
-		add("-np", strconv.Itoa(j.NP))
-	}
-	if len(j.Hosts) > 0 {
-		var list []string
-		for _, h := range j.Hosts {
-			list = append(list, h.String())
-		}
-		add("-H", strings.Join(list, ","))
-	}
-	if j.Hostfile != "" {
-		add("--hostfile", j.Hostfile)
-	}
-	if j.RM != "" {
-		add("--rm", j.RM)
-	}
-	if j.MapBy != nil {
-		add("--map-by", j.MapBy.String())
-	}
-	if j.Oversubscribe {
-		add("--oversubscribe")
-	}
-	if j.RSH != "" {
-		add("--rsh", j.RSH)
-	}
-	if j.SSHConfig != "" {
-		add("--ssh-config", j.SSHConfig)
-	}
-	if j.AcceptNewHostKeys {
-		add("--accept-new-host-keys")
-	}
-	if j.ConnectTimeout != 0 {
-		add("--connect-timeout", j.ConnectTimeout.String())
-	}
-	if j.Ports != (PortRange{}) {
-		add("--port-range", j.Ports.String())
-	}
-	for _, f := range j.Stage {
-		add("--stage", f)
-	}
-	for _, s := range j.Env {
-		if s.Inherit {
-			add("-x", s.Name)
-		} else {
-			add("-x", s.Name+"="+s.Value)
-		}
-	}
-	if j.Dir != "" {
-		add("--wdir", j.Dir)
-	}
-	if j.Device != "" {
-		add("--device", j.Device)
-	}
-	if j.Stdin != "" {
-		add("--stdin", j.Stdin)
-	}
-	if j.TagOutput != nil {
-		add("--tag-output=" + strconv.FormatBool(*j.TagOutput))
-	}
-	if j.Timeout != 0 {
-		add("--timeout", j.Timeout.String())
-	}
-	if j.KillGrace == NoGrace {
-		add("--kill-grace", "0")
-	} else if j.KillGrace != 0 {
-		add("--kill-grace", j.KillGrace.String())
-	}
-	if j.KeepLauncherEnv {
-		add("--keep-launcher-env")
-	}
-	if j.Report != "" {
-		add("--report", j.Report)
+	for _, o := range JobOptions {
+		words = append(words, o.words(&j)...)
 	}
 	if strings.HasPrefix(j.Program, "-") || len(words) == 1 && !strings.Contains(j.Program, "/") {
-		add("--") // not a flag, and not a command of gorun's own
+		words = append(words, "--") // not a flag, and not a command of gorun's own
 	}
 	if j.Program != "" {
-		add(j.Program)
+		words = append(words, j.Program)
 	}
-	add(j.Args...)
+	words = append(words, j.Args...)
 	for i, w := range words {
 		words[i] = shellQuote(w)
 	}

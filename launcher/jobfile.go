@@ -15,13 +15,29 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// jobKeys are the keys of a job file by table.
-var jobKeys = map[string][]string{
-	"":     {"job", "host", "env", "launch"},
-	"job":  {"np", "program", "args", "wdir", "device"},
-	"host": {"name", "address", "user", "port", "slots"},
-	"launch": {"timeout", "kill_grace", "tag_output", "stdin", "keep_launcher_env", "report", "map_by", "oversubscribe", "hostfile", "rm",
-		"ssh_config", "accept_new_host_keys", "rsh", "connect_timeout", "port_range", "stage"},
+// hostKeys are the keys of a [[host]].
+var hostKeys = []string{"name", "address", "user", "port", "slots"}
+
+// jobTables are the tables of a job file.
+var jobTables = []string{"job", "host", "env", "output", "launch"}
+
+// keysOf are the keys of a table of a job file; those of the document for "".
+func keysOf(table string) []string {
+	switch table {
+	case "":
+		return jobTables
+	case "host":
+		return hostKeys
+	}
+	var keys []string
+	for _, o := range JobOptions {
+		for _, at := range []string{o.Key, o.Also} {
+			if t, key, _ := strings.Cut(at, "."); t == table {
+				keys = append(keys, key)
+			}
+		}
+	}
+	return keys
 }
 
 // jobHints are for keys that a job file has under another name.
@@ -60,10 +76,25 @@ func DecodeJob(name string, data []byte) (Job, error) {
 	d.keys = indexKeys(string(data))
 	d.unknown()
 	var j Job
-	d.job(&j, d.table(doc, "job"))
+	for i := range JobOptions {
+		o := &JobOptions[i]
+		twice := false
+		for _, at := range []string{o.Key, o.Also} {
+			table, key, ok := strings.Cut(at, ".")
+			if !ok || !d.option(&j, o, d.table(doc, table), table, key) {
+				continue
+			}
+			if twice {
+				d.failf([]string{table, key}, "%s is the same as %s: give one of them", at, o.Key)
+			}
+			twice = true
+		}
+	}
 	d.hosts(&j, doc["host"])
 	d.env(&j, d.table(doc, "env"))
-	d.launch(&j, d.table(doc, "launch"))
+	if len(j.Stage) > 1 && slices.Contains(j.Stage, StageNone) {
+		d.failf([]string{"launch", "stage"}, "stage = %q and files to send contradict each other", StageNone)
+	}
 	if len(j.Hosts) > 0 && j.Hostfile != "" {
 		d.failf([]string{"launch", "hostfile"}, "hosts are given twice, by [[host]] and by hostfile: give one of them")
 	}
@@ -107,29 +138,30 @@ func (d *jobDecoder) unknown() {
 			path = append([]string{"host"}, path[2:]...) // without the index
 		}
 		switch {
-		case len(path) == 1 && slices.Contains(jobKeys[""], path[0]):
+		case len(path) == 1 && slices.Contains(jobTables, path[0]):
 			continue
 		case path[0] == "env", len(path) > 2: // told as a wrong type, where it is one
 			continue
-		case len(path) == 2 && slices.Contains(jobKeys[path[0]], path[1]):
+		case len(path) == 2 && slices.Contains(keysOf(path[0]), path[1]):
 			continue
 		}
 		table, last := "", path[len(path)-1]
 		if len(path) > 1 {
 			table = path[0]
 		}
-		if jobKeys[table] == nil {
+		if !slices.Contains(jobTables, table) && table != "" {
 			continue // the table itself was told
 		}
+		known := keysOf(table)
 		e := &UsageError{Msg: fmt.Sprintf("%s:%d:%d: unknown key %s", d.file, k.line, k.col, toml.Key(path))}
 		if hint := jobHints[last]; hint != "" {
 			e.Hint = hint
-		} else if i := slices.IndexFunc(jobKeys[""], func(t string) bool { return t != table && slices.Contains(jobKeys[t], last) }); i >= 0 {
-			e.Hint = "it belongs into [" + jobKeys[""][i] + "]"
-		} else if near := Nearest(last, jobKeys[table]); near != "" {
+		} else if i := slices.IndexFunc(jobTables, func(t string) bool { return t != table && slices.Contains(keysOf(t), last) }); i >= 0 {
+			e.Hint = "it belongs into [" + jobTables[i] + "]"
+		} else if near := Nearest(last, known); near != "" {
 			e.Hint = "did you mean " + near + "?"
 		} else {
-			e.Hint = "known there: " + strings.Join(jobKeys[table], ", ")
+			e.Hint = "known there: " + strings.Join(known, ", ")
 		}
 		d.err = e
 		return
@@ -146,14 +178,20 @@ func (d *jobDecoder) table(doc map[string]any, key string) map[string]any {
 }
 
 // value is the value of a key if it is of type T: otherwise the zero value, and an error if it is there.
-func value[T any](d *jobDecoder, t map[string]any, path ...string) T {
-	v, there := t[path[len(path)-1]]
-	got, ok := v.(T)
-	if there && !ok {
-		var want T
-		d.failf(path, "%s is of type %s, must be of type %s", keyName(path), tomlType(v), tomlType(want))
+func value[T any](d *jobDecoder, t map[string]any, path ...string) (got T) {
+	if v, there := t[path[len(path)-1]]; there {
+		got, _ = typed[T](d, v, path)
 	}
 	return got
+}
+
+// typed is a value if it is of type T: otherwise the zero value, and an error.
+func typed[T any](d *jobDecoder, v any, path []string) (T, bool) {
+	got, ok := v.(T)
+	if !ok {
+		d.failf(path, "%s is of type %s, must be of type %s", keyName(path), tomlType(v), tomlType(got))
+	}
+	return got, ok
 }
 
 // keyName is a path for a person: without the indices of [[host]].
@@ -177,21 +215,58 @@ func (d *jobDecoder) text(t map[string]any, path ...string) string {
 	return s
 }
 
-// texts is an array of strings.
-func (d *jobDecoder) texts(t map[string]any, path ...string) []string {
-	var out []string
-	for i, v := range value[[]any](d, t, path...) {
-		s, ok := v.(string)
-		at := append(slices.Clone(path), strconv.Itoa(i))
-		if !ok {
-			d.failf(at, "an element of %s is of type %s, must be of type string", keyName(path), tomlType(v))
+// option reads the value of an option, of which path tells the place and whose table is t; false if it is not there.
+func (d *jobDecoder) option(j *Job, o *Option, t map[string]any, path ...string) bool {
+	key := path[len(path)-1]
+	v, there := t[key]
+	if !there {
+		return false
+	}
+	set := func(path []string, s string) {
+		err := o.set(j, s)
+		if e, ok := errors.AsType[*valueError](err); ok {
+			d.failf(path, "%s = %s: must be %s", key, e.value, e.must)
+		} else if errors.Is(err, errEmpty) {
+			d.failf(path, "%s %v", key, err)
+		} else if err != nil {
+			d.failf(path, "%s: %v", key, err)
 		}
 		if strings.ContainsRune(s, 0) {
-			d.failf(at, "%q holds a zero byte", s)
+			d.failf(path, "%s: %q holds a zero byte", key, s)
 		}
-		out = append(out, s)
 	}
-	return out
+	_, one := v.(string)
+	switch {
+	case o.kind == kindNumber:
+		if n, ok := typed[int64](d, v, path); ok {
+			set(path, strconv.FormatInt(n, 10))
+		}
+	case o.kind == kindSwitch:
+		if on, ok := typed[bool](d, v, path); ok {
+			set(path, strconv.FormatBool(on))
+		}
+	case o.kind == kindText, o.kind == kindWords && one:
+		if s, ok := typed[string](d, v, path); ok {
+			set(path, s)
+		}
+	case o.kind == kindWord:
+		if s, ok := scalarText(v); ok {
+			set(path, s)
+		} else {
+			typed[string](d, v, path)
+		}
+	default:
+		list, _ := typed[[]any](d, v, path)
+		for i, v := range list {
+			at := append(slices.Clone(path), strconv.Itoa(i))
+			if s, ok := v.(string); ok {
+				set(at, s)
+			} else {
+				d.failf(at, "an element of %s is of type %s, must be of type string", keyName(path), tomlType(v))
+			}
+		}
+	}
+	return true
 }
 
 // number is an integer from 1 to most, 0 if it is not there.
@@ -199,36 +274,10 @@ func (d *jobDecoder) number(t map[string]any, most int64, path ...string) int {
 	n := value[int64](d, t, path...)
 	key := path[len(path)-1]
 	if _, there := t[key]; there && (n < 1 || n > most) {
-		d.failf(path, "%s = %d: must be from 1 to %d", key, n, most)
+		d.failf(path, "%s = %d: must be a number from 1 to %d", key, n, most)
 		return 0
 	}
 	return int(n)
-}
-
-// parsed is what parse makes of a string, number or boolean; must says what it has to be. The zero value if it is not there.
-func parsed[T any](d *jobDecoder, t map[string]any, parse func(string) (T, error), must string, path ...string) (out T) {
-	key := path[len(path)-1]
-	v, there := t[key]
-	if !there {
-		return out
-	}
-	s, ok := scalar(v)
-	var err error
-	if ok {
-		out, err = parse(s)
-	}
-	if !ok || err != nil {
-		d.failf(path, "%s = %v: must be %s", key, v, must)
-	}
-	return out
-}
-
-func (d *jobDecoder) job(j *Job, t map[string]any) {
-	j.NP = d.number(t, MaxNP, "job", "np")
-	j.Program = d.text(t, "job", "program")
-	j.Args = d.texts(t, "job", "args")
-	j.Dir = d.text(t, "job", "wdir")
-	j.Device = value[string](d, t, "job", "device")
 }
 
 func (d *jobDecoder) hosts(j *Job, v any) {
@@ -286,7 +335,7 @@ func (d *jobDecoder) hosts(j *Job, v any) {
 
 func (d *jobDecoder) env(j *Job, t map[string]any) {
 	for _, k := range slices.Sorted(maps.Keys(t)) {
-		s, ok := scalar(t[k])
+		s, ok := scalarText(t[k])
 		if !ok {
 			d.failf([]string{"env", k}, "variable %s: must be a string, a number, true or false", k)
 		}
@@ -295,51 +344,6 @@ func (d *jobDecoder) env(j *Job, t map[string]any) {
 			d.failf([]string{"env", k}, "%v", err)
 		}
 		j.Env = append(j.Env, set)
-	}
-}
-
-func (d *jobDecoder) launch(j *Job, t map[string]any) {
-	const duration = `a duration such as "10m", or a number of seconds`
-	oneOf := func(words ...string) func(string) (string, error) {
-		return func(s string) (string, error) {
-			if !slices.Contains(words, s) {
-				return "", errors.New("another word")
-			}
-			return s, nil
-		}
-	}
-	j.Timeout = parsed(d, t, ParseDuration, duration, "launch", "timeout")
-	j.KillGrace = parsed(d, t, ParseGrace, duration, "launch", "kill_grace")
-	if _, there := t["tag_output"]; there {
-		on := value[bool](d, t, "launch", "tag_output")
-		j.TagOutput = &on
-	}
-	j.Stdin = parsed(d, t, oneOf(StdinRank0, StdinNone), `0 or "none"`, "launch", "stdin")
-	j.KeepLauncherEnv = value[bool](d, t, "launch", "keep_launcher_env")
-	j.Report = d.text(t, "launch", "report")
-
-	if _, there := t["map_by"]; there {
-		m := parsed(d, t, ParseMapBy, `"slot", "node" or "ppr:N:node"`, "launch", "map_by")
-		j.MapBy = &m
-	}
-	j.Oversubscribe = value[bool](d, t, "launch", "oversubscribe")
-	j.Hostfile = d.text(t, "launch", "hostfile")
-	j.RM = parsed(d, t, oneOf(RMNone, RMSlurm, RMPBS), `"none", "slurm" or "pbs"`, "launch", "rm")
-	j.SSHConfig = d.text(t, "launch", "ssh_config")
-	j.AcceptNewHostKeys = value[bool](d, t, "launch", "accept_new_host_keys")
-	j.RSH = d.text(t, "launch", "rsh")
-	j.ConnectTimeout = parsed(d, t, ParseConnectTimeout, duration, "launch", "connect_timeout")
-	j.Ports = parsed(d, t, ParsePorts, `a range such as "40000-40100"`, "launch", "port_range")
-	if _, one := t["stage"].(string); one {
-		j.Stage = []string{d.text(t, "launch", "stage")}
-	} else {
-		j.Stage = d.texts(t, "launch", "stage")
-	}
-	if len(j.Stage) > 1 && slices.Contains(j.Stage, StageNone) {
-		d.failf([]string{"launch", "stage"}, "stage = %q and files to send contradict each other", StageNone)
-	}
-	if slices.Contains(j.Stage, "") {
-		d.failf([]string{"launch", "stage"}, "the name of a file in stage is empty")
 	}
 }
 
@@ -364,8 +368,8 @@ func tomlType(v any) string {
 	return fmt.Sprintf("%T", v)
 }
 
-// scalar is a TOML string, number or boolean as text.
-func scalar(v any) (string, bool) {
+// scalarText is a TOML string, number or boolean as text.
+func scalarText(v any) (string, bool) {
 	switch v := v.(type) {
 	case string:
 		return v, true

@@ -31,22 +31,24 @@ RATE = 0.001
 [launch]
 timeout = "10m"
 kill_grace = 0
-tag_output = true
 stdin = "none"
 keep_launcher_env = true
 report = "r.json"
+
+[output]
+tag = true
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Job{NP: 4, Program: "./train", Args: []string{"-epochs", "3"}, Dir: "/tmp", Device: "host",
 		Env:     []Setting{{Name: "CHECK", Value: "true"}, {Name: "LIMIT", Value: "1000000.0"}, {Name: "NCCL_DEBUG", Value: "INFO"}, {Name: "OMP_NUM_THREADS", Value: "4"}, {Name: "RATE", Value: "0.001"}},
-		Timeout: 10 * time.Minute, KillGrace: NoGrace, TagOutput: &on, Stdin: StdinNone, KeepLauncherEnv: true, Report: "r.json"}
+		Timeout: 10 * time.Minute, KillGrace: NoGrace, TagOutput: &on, Stdin: StdinNone, KeepLauncherEnv: &on, Report: "r.json"}
 	if d := cmp.Diff(got, want); d != "" {
 		t.Errorf("-got +want:\n%s", d)
 	}
 	line := "gorun -np 4 -x CHECK=true -x LIMIT=1000000.0 -x NCCL_DEBUG=INFO -x OMP_NUM_THREADS=4 -x RATE=0.001 --wdir /tmp --device host --stdin none " +
-		"--tag-output=true --timeout 10m0s --kill-grace 0 --keep-launcher-env --report r.json ./train -epochs 3"
+		"--tag-output --timeout 10m0s --kill-grace 0 --report r.json --keep-launcher-env ./train -epochs 3"
 	if got := got.CommandLine(); got != line {
 		t.Errorf("command line:\n got %s\nwant %s", got, line)
 	}
@@ -79,12 +81,13 @@ stage = ["data.bin", "x y"]
 	if err != nil {
 		t.Fatal(err)
 	}
+	on := true
 	want := Job{Program: "./train", Hosts: []Host{{Name: "a", Addr: "a", Slots: 8}, {Name: "b", Addr: "fe80::1%eth0", User: "me", Port: 2222}}, MapBy: &MapBy{PPR: 2},
-		Oversubscribe: true, RM: RMNone, SSHConfig: "cfg", AcceptNewHostKeys: true, ConnectTimeout: time.Minute, Ports: PortRange{40000, 40100}, Stage: []string{"data.bin", "x y"}}
+		Oversubscribe: &on, RM: RMNone, SSHConfig: "cfg", AcceptNewHostKeys: &on, ConnectTimeout: time.Minute, Ports: PortRange{40000, 40100}, Stage: []string{"data.bin", "x y"}}
 	if d := cmp.Diff(got, want); d != "" {
 		t.Errorf("-got +want:\n%s", d)
 	}
-	line := "gorun -H 'a:8,ssh://me@[fe80::1%eth0]:2222' --rm none --map-by ppr:2:node --oversubscribe --ssh-config cfg --accept-new-host-keys " +
+	line := "gorun -H 'a:8,ssh://me@[fe80::1%eth0]:2222' --map-by ppr:2:node --oversubscribe --rm none --ssh-config cfg --accept-new-host-keys " +
 		"--connect-timeout 1m0s --port-range 40000-40100 --stage data.bin --stage 'x y' ./train"
 	if got := got.CommandLine(); got != line {
 		t.Errorf("command line:\n got %s\nwant %s", got, line)
@@ -102,16 +105,16 @@ stage = ["data.bin", "x y"]
 func TestDecodeJobErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"unknown key", "[job]\nnp = 4\nprogamm = \"x\"\n", "job.toml:3:1: unknown key job.progamm; did you mean program?"},
-		{"far key", "[launch]\nxyzzy = 1\n", "job.toml:2:1: unknown key launch.xyzzy; known there: timeout, kill_grace, tag_output, stdin, keep_launcher_env, report, map_by, oversubscribe, hostfile, rm, ssh_config, accept_new_host_keys, rsh, connect_timeout, port_range, stage"},
+		{"far key", "[launch]\nxyzzy = 1\n", "job.toml:2:1: unknown key launch.xyzzy; known there: hostfile, map_by, oversubscribe, stdin, tag_output, timeout, kill_grace, report, keep_launcher_env, rm, ssh_config, accept_new_host_keys, rsh, connect_timeout, port_range, stage"},
 		{"unknown table", "\n[jobs]\n", "job.toml:2:2: unknown key jobs; did you mean job?"},
 		{"top level", "np = 4\n", "job.toml:1:1: unknown key np; it belongs into [job]"},
 		{"dotted", "job.npp = 4\n", "job.toml:1:1: unknown key job.npp; did you mean np?"},
 		{"syntax", "[job]\nnp = \n", "job.toml:2:6: expected value but found '\\n' instead"},
 		{"type", "[job]\nnp = \"four\"\n", "job.toml:2:1: job.np is of type string, must be of type integer"},
-		{"np", "[job]\nnp = 0\n", "job.toml:2:1: np = 0: must be from 1 to 16384"},
-		{"timeout", "[launch]\ntimeout = \"soon\"\n", "job.toml:2:1: timeout = soon: must be a duration such as \"10m\", or a number of seconds"},
-		{"grace", "[launch]\n\nkill_grace = -1\n", "job.toml:3:1: kill_grace = -1: must be a duration such as \"10m\", or a number of seconds"},
-		{"stdin", "[launch]\nstdin = 3\n", "job.toml:2:1: stdin = 3: must be 0 or \"none\""},
+		{"np", "[job]\nnp = 0\n", "job.toml:2:1: np = 0: must be a number from 1 to 16384"},
+		{"timeout", "[launch]\ntimeout = \"soon\"\n", "job.toml:2:1: timeout: \"soon\" is no duration such as 30s, 5m, 1h30m or a number of seconds"},
+		{"grace", "[launch]\n\nkill_grace = -1\n", "job.toml:3:1: kill_grace: \"-1\" is negative"},
+		{"stdin", "[launch]\nstdin = 3\n", "job.toml:2:1: stdin = 3: must be 0 or none"},
 		{"env", "[env]\nA = [1]\n", "job.toml:2:1: variable A: must be a string, a number, true or false"},
 		{"env place", "[env]\nRANK = 1\n", "job.toml:2:1: variable RANK: it tells a rank its place in the job, gorun sets it"},
 		{"table as a value", "job = 3\n", "job.toml:1:1: job must be a table: [job]"},
@@ -126,23 +129,24 @@ func TestDecodeJobErrors(t *testing.T) {
 		{"one host", "\n[host]\nname = \"a\"\n", "job.toml:2:2: host must be an array of tables: [[host]]"},
 		{"hosts", "[launch]\nhosts = [\"a\"]\n", "job.toml:2:1: unknown key launch.hosts; a host is a table of its own: [[host]]"},
 		{"key in the second host", twoHosts + "  slotts = 1\n", "job.toml:7:3: unknown key host.slotts; did you mean slots?"},
-		{"value in the second host", twoHosts + "  slots = 0 # none\n", "job.toml:7:3: slots = 0: must be from 1 to 16384"},
+		{"value in the second host", twoHosts + "  slots = 0 # none\n", "job.toml:7:3: slots = 0: must be a number from 1 to 16384"},
 		{"type in the second host", twoHosts + "slots = \"8\"\n", "job.toml:7:1: host.slots is of type string, must be of type integer"},
 		{"user in the second host", twoHosts + "\tuser = '-l'\n", "job.toml:7:2: host \"b\": user \"-l\" is no user's name"},
 		{"address in the second host", twoHosts + "address = \"b c\"\n", "job.toml:7:1: host \"b\": address \"b c\": ' ' is in no host's name"},
 		{"no name", "[[host]]\nname = \"a\"\n[[ host ]]\nslots = 1\n", "job.toml:3:4: a host without a name"},
 		{"host name", "[[host]]\nname = \"a:4\"\n", "job.toml:2:1: host \"a:4\": ':' is in no host's name"},
-		{"hosts in a line", "host = [{name = \"a\"}, {name = \"b\", port = 0}]\n", "job.toml:1:36: port = 0: must be from 1 to 65535"},
+		{"hosts in a line", "host = [{name = \"a\"}, {name = \"b\", port = 0}]\n", "job.toml:1:36: port = 0: must be a number from 1 to 65535"},
 		{"hosts that are words", "host = [\"a\"]\n", "job.toml:1:9: a host is of type string, must be of type table"},
 		{"hosts twice", "[[host]]\nname = \"a\"\n[launch]\n hostfile = \"h\"\n", "job.toml:4:2: hosts are given twice, by [[host]] and by hostfile: give one of them"},
 		{"table below a host", "[[host]]\nname = \"a\"\n[host.gpu]\nn = 1\n", "job.toml:3:2: unknown key host.gpu; known there: name, address, user, port, slots"},
-		{"map_by", "[launch]\nmap_by = \"core\"\n", "job.toml:2:1: map_by = core: must be \"slot\", \"node\" or \"ppr:N:node\""},
-		{"rm", "[launch]\nrm = \"lsf\"\n", "job.toml:2:1: rm = lsf: must be \"none\", \"slurm\" or \"pbs\""},
-		{"no time", "[launch]\nconnect_timeout = 0\n", "job.toml:2:1: connect_timeout = 0: must be a duration such as \"10m\", or a number of seconds"},
-		{"ports", "[launch]\nport_range = \"9-1\"\n", "job.toml:2:1: port_range = 9-1: must be a range such as \"40000-40100\""},
+		{"map_by", "[launch]\nmap_by = \"core\"\n", "job.toml:2:1: map_by: \"core\" must be slot, node or ppr:N:node: gorun places ranks on hosts, and binds them to no part of one"},
+		{"rm", "[launch]\nrm = \"lsf\"\n", "job.toml:2:1: rm = lsf: must be none, slurm or pbs"},
+		{"no time", "[launch]\nconnect_timeout = 0\n", "job.toml:2:1: connect_timeout: \"0\" is no time at all"},
+		{"ports", "[launch]\nport_range = \"9-1\"\n", "job.toml:2:1: port_range: \"9-1\" is no range of ports such as 40000-40100"},
 		{"element", "[job]\nargs = [\n  \"a\", # one\n  3,\n]\n", "job.toml:4:3: an element of job.args is of type integer, must be of type string"},
 		{"stage", "[launch]\nstage = [\"none\", \"f\"]\n", "job.toml:2:1: stage = \"none\" and files to send contradict each other"},
 		{"after a text of many lines", "[job]\nprogram = \"\"\"\nnp = 1\n[x]\n\"\"\"\nnq = 1\n", "job.toml:6:1: unknown key job.nq; did you mean np?"},
+		{"one setting twice", "[output]\ntag = true\n[launch]\n\ntag_output = true\n", "job.toml:5:1: launch.tag_output is the same as output.tag: give one of them"},
 		{"empty program", "[job]\nprogram = \"\"\n", "job.toml:2:1: program is empty"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

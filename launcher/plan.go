@@ -83,7 +83,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	if j.NP < 0 || j.NP > MaxNP {
 		return nil, usagef("number of ranks %d: must be from 1 to %d", j.NP, MaxNP)
 	}
-	p := &Plan{Program: f.Program, Dir: f.Dir, TagOutput: j.TagOutput != nil && *j.TagOutput, Timeout: j.Timeout, KillGrace: j.KillGrace, Report: j.Report}
+	p := &Plan{Program: f.Program, Dir: f.Dir, TagOutput: isOn(j.TagOutput), Timeout: max(j.Timeout, 0), KillGrace: j.KillGrace, Report: j.Report}
 	switch {
 	case j.KillGrace == 0:
 		p.KillGrace = DefaultKillGrace
@@ -116,6 +116,8 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	return p, nil
 }
 
+func isOn(b *bool) bool { return b != nil && *b }
+
 func absolute(dir, path string) string {
 	if strings.HasPrefix(path, "/") {
 		return path
@@ -147,7 +149,7 @@ func (j Job) placeRanks(p *Plan, f Facts) ([]int, error) {
 		mapBy = *j.MapBy
 	}
 	np := j.NP
-	oversubscribe := j.Oversubscribe
+	oversubscribe := isOn(j.Oversubscribe)
 	if len(hosts) == 0 {
 		hosts = []Host{{Name: f.Host, Addr: f.Host}}
 		local = func(Host) bool { return true }
@@ -234,7 +236,7 @@ func (p *Plan) planRanks(on []int, argv []string, device string, settings []Sett
 // planInherited finds what ranks of the local host inherit of gorun's environment.
 func (p *Plan) planInherited(j Job, f Facts, settings []Setting) {
 	inherit := f.Environ
-	if !j.KeepLauncherEnv {
+	if !isOn(j.KeepLauncherEnv) {
 		var removed []string
 		inherit, removed = rankenv.Scrub(f.Environ)
 		for _, kv := range removed {
@@ -269,7 +271,7 @@ func (j Job) planRemote(p *Plan, f Facts, settings []Setting) error {
 	if j.RSH != "" && j.SSHConfig != "" {
 		return usagef("--ssh-config is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F %s)", shellQuote(j.SSHConfig))
 	}
-	p.Remote = Remote{RSH: j.RSH, SSHConfig: j.SSHConfig, AcceptNewHostKeys: j.AcceptNewHostKeys, ConnectTimeout: j.ConnectTimeout,
+	p.Remote = Remote{RSH: j.RSH, SSHConfig: j.SSHConfig, AcceptNewHostKeys: isOn(j.AcceptNewHostKeys), ConnectTimeout: j.ConnectTimeout,
 		PortFrom: j.Ports.From, PortTo: j.Ports.To, NoStage: noStage}
 	if p.Remote.ConnectTimeout == 0 {
 		p.Remote.ConnectTimeout = DefaultConnectTimeout

@@ -96,7 +96,8 @@ func TestPlanEnvironment(t *testing.T) {
 	if want := []string{"GORUN_JOB_ID", "MASTER_PORT", "OMPI_COMM_WORLD_RANK", "RANK", "SLURM_PROCID"}; !slices.Equal(p.Removed, want) {
 		t.Errorf("removed %q, want %q", p.Removed, want)
 	}
-	job.KeepLauncherEnv = true
+	on := true
+	job.KeepLauncherEnv = &on
 	if p, err = job.Plan(testFacts); err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func newRootCmd(io stdio) *cobra.Command {
 		{"exit-codes", "exit codes of gorun", exitCodesHelp},
 		{"hosts", "how hosts are given, reached and filled", func() string { return hostsHelp }},
 		{"environment", "variables that gorun sets and reads", environmentHelp},
-		{"job-file", "the form of a job file", func() string { return jobFileHelp }},
+		{"job-file", "the form of a job file", jobFileHelp},
 		{"signals", "what gorun does on a signal", func() string { return signalsHelp }},
 	} {
 		topic := &cobra.Command{Use: t.name, Short: t.short}

@@ -50,21 +50,17 @@ func TestParse(t *testing.T) {
 
 // A command line that launcher writes is read back as the same job.
 func TestCommandLineIsReadBack(t *testing.T) {
-	on := true
+	on, off := true, false
 	job := launcher.Job{NP: 3, Program: "-p", Args: []string{"-np", "x"}, Dir: "d", Device: "host", Env: []launcher.Setting{{Name: "A", Value: "1"}, {Name: "B", Inherit: true}},
-		Hosts: []launcher.Host{{Name: "a", Addr: "a", Slots: 2}, {Name: "::1", Addr: "::1", User: "me", Port: 22}}, Hostfile: "h", MapBy: &launcher.MapBy{PPR: 2}, Oversubscribe: true, RM: "none",
-		RSH: "r", SSHConfig: "c", AcceptNewHostKeys: true, ConnectTimeout: time.Minute, Ports: launcher.PortRange{From: 7, To: 9}, Stage: []string{"f", "g"},
-		Timeout: 90 * time.Second, KillGrace: launcher.NoGrace, TagOutput: &on, Stdin: launcher.StdinNone, KeepLauncherEnv: true, Report: "r"}
-	args := []string{"-np", "3", "-H", "'a:2,ssh://me@[::1]:22'", "--hostfile", "h", "--rm", "none", "--map-by", "ppr:2:node", "--oversubscribe", "--rsh", "r", "--ssh-config", "c", "--accept-new-host-keys",
-		"--connect-timeout", "1m0s", "--port-range", "7-9", "--stage", "f", "--stage", "g", "-x", "A=1", "-x", "B", "--wdir", "d", "--device", "host", "--stdin", "none", "--tag-output=true", "--timeout", "1m30s", "--kill-grace", "0", "--keep-launcher-env", "--report", "r", "--", "-p", "-np", "x"}
-	line := "gorun"
-	for _, a := range args {
-		line += " " + a
+		Hosts: []launcher.Host{{Name: "a", Addr: "a", Slots: 2}, {Name: "::1", Addr: "::1", User: "me", Port: 22}}, Hostfile: "h", MapBy: &launcher.MapBy{PPR: 2}, Oversubscribe: &on, RM: "none",
+		RSH: "r", SSHConfig: "c", AcceptNewHostKeys: &on, ConnectTimeout: time.Minute, Ports: launcher.PortRange{From: 7, To: 9}, Stage: []string{"f", "g"},
+		Timeout: 90 * time.Second, KillGrace: launcher.NoGrace, TagOutput: &on, Stdin: launcher.StdinNone, KeepLauncherEnv: &off, Report: "r"}
+	line := "gorun -np 3 -H 'a:2,ssh://me@[::1]:22' --hostfile h --map-by ppr:2:node --oversubscribe -x A=1 -x B --wdir d --device host --stdin none --tag-output --timeout 1m30s " +
+		"--kill-grace 0 --report r --keep-launcher-env=false --rm none --ssh-config c --accept-new-host-keys --rsh r --connect-timeout 1m0s --port-range 7-9 --stage f --stage g -- -p -np x"
+	if d := cmp.Diff(job.CommandLine(), line); d != "" {
+		t.Errorf("-got +want:\n%s", d)
 	}
-	if got := job.CommandLine(); got != line {
-		t.Errorf("got %s, want %s", got, line)
-	}
-	args[3] = strings.Trim(args[3], "'") // as the shell does
+	args := strings.Fields(strings.ReplaceAll(line, "'", ""))[1:] // as the shell does
 	q, err := parse(args)
 	if err != nil {
 		t.Fatal(err)

@@ -38,11 +38,7 @@ Flags:
 	width := 0
 	left := make([]string, len(flagDefs))
 	for i, d := range flagDefs {
-		names := d.names
-		if names[0] == "-np" {
-			names = names[:2] // --np is there for the habit, not to be learnt
-		}
-		left[i] = strings.Join(names, ", ")
+		left[i] = strings.Join(d.names[:min(len(d.names), 2)], ", ") // --np is there for the habit, not to be learnt
 		if d.arg != "" {
 			left[i] += " " + d.arg
 		}
@@ -191,52 +187,6 @@ place as here. No file of a host is replaced: another one in that place is an er
 What was sent goes at the end, also when gorun or its agent there is killed, and so does
 the job's own directory, with what ranks left in it. After a loss of power the next job
 that sends something removes that directory; a file in another place stays.
-`
-
-const jobFileHelp = `A job file says in TOML what flags say. gorun JOB.toml starts it; flags and the
-variables of help environment win over it. Paths are relative to the directory in
-which gorun is started.
-
-  [job]
-  np = 4                          # -np
-  program = "./examples/train"    # a name, a path, or a Go package directory
-  args = ["-epochs", "3"]
-  wdir = "/tmp"                   # --wdir
-  device = "host"                 # --device
-
-  [[host]]                        # -H; a table for each host
-  name = "a"                      # the only key that a host must have
-  slots = 8                       # default 1
-  [[host]]
-  name = "b"
-  address = "10.0.0.7"            # where ssh finds it; the name without it
-  user = "me"
-  port = 2222
-  slots = 8
-
-  [env]                           # -x NAME=VALUE
-  NCCL_DEBUG = "INFO"
-  OMP_NUM_THREADS = 4
-
-  [launch]
-  timeout = "10m"                 # --timeout
-  kill_grace = "30s"              # --kill-grace
-  tag_output = true               # --tag-output
-  stdin = "none"                  # --stdin
-  keep_launcher_env = false       # --keep-launcher-env
-  report = "report.json"          # --report
-  map_by = "slot"                 # --map-by
-  oversubscribe = false           # --oversubscribe
-  hostfile = "hosts"              # --hostfile, instead of [[host]]
-  rm = "none"                     # --rm
-  ssh_config = "ssh_config"       # --ssh-config
-  accept_new_host_keys = false    # --accept-new-host-keys
-  rsh = "ssh -q"                  # --rsh, instead of the built-in ssh client
-  connect_timeout = "1m"          # --connect-timeout
-  port_range = "40000-40100"      # --port-range
-  stage = ["data.bin"]            # --stage; "none": send not even the program
-
-A key that is not listed here is an error. gorun config validate FILE checks a file.
 `
 
 const signalsHelp = `What gorun does on a signal:

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gorun-dev/gorun/launcher"
+)
+
+const jobFileTop = `A job file says in TOML what flags say. gorun JOB.toml starts it; flags and the
+variables of help environment win over it. Paths are relative to the directory in
+which gorun is started.
+`
+
+const jobFileHosts = `
+  [[host]]                        # -H; a table for each host
+  name = "a"                      # the only key that a host must have
+  slots = 8                       # default 1
+  [[host]]
+  name = "b"
+  address = "10.0.0.7"            # where ssh finds it; the name without it
+  user = "me"
+  port = 2222
+  slots = 8
+`
+
+const jobFileEnv = `
+  [env]                           # -x NAME=VALUE
+  NCCL_DEBUG = "INFO"
+  OMP_NUM_THREADS = 4
+`
+
+const jobFileEnd = `
+A key that is not listed here is an error. gorun config validate FILE checks a file.
+`
+
+// jobFileHelp shows each key of a job file with an example.
+func jobFileHelp() string {
+	return jobFileTop + jobFileTable("job") + jobFileHosts + jobFileEnv + jobFileTable("output") + jobFileTable("launch") + jobFileEnd
+}
+
+// jobFileTable shows the options of one table of a job file.
+func jobFileTable(table string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n  [%s]\n", table)
+	for _, o := range launcher.JobOptions {
+		t, key, _ := strings.Cut(o.Key, ".")
+		if t != table {
+			continue
+		}
+		var notes []string
+		if len(o.Flags) > 0 {
+			notes = append(notes, o.Flags[0])
+		}
+		if o.Note != "" {
+			notes = append(notes, o.Note)
+		}
+		line := "  " + key + " = " + o.Example
+		if len(notes) > 0 {
+			line = fmt.Sprintf("%-33s # %s", line, strings.Join(notes, ", "))
+		}
+		b.WriteString(line + "\n")
+	}
+	return b.String()
+}
