@@ -122,6 +122,12 @@ func (j *Job) Get(ctx context.Context, key string) ([]byte, error) {
 	return one(j.call(ctx, fmt.Sprintf("get %q", key), &store.Request{Kind: store.Get, Name: key}))
 }
 
+// Listen is Get for a value that may never come, such as the word of a failure: who listens is not said to wait for it (gorun tells what ranks wait
+// in when a job hangs).
+func (j *Job) Listen(ctx context.Context, key string) ([]byte, error) {
+	return one(j.call(ctx, fmt.Sprintf("get %q", key), &store.Request{Kind: store.Get, Name: key, Quiet: true}))
+}
+
 // Barrier and AllGather are those of the group of all ranks.
 func (j *Job) Barrier(ctx context.Context) error { return j.world.Barrier(ctx) }
 

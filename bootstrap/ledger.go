@@ -2,11 +2,10 @@ package bootstrap
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"math/bits"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/gorun-dev/gorun/bootstrap/internal/ledgermem"
@@ -76,6 +75,9 @@ const (
 	Replay                         // a graph was launched
 )
 
+// OpNames are the operations of records of kind Enqueued, by the low byte of Desc[0]: the launcher, which does not link package nccl, tells them, too.
+var OpNames = ledgermem.OpNames
+
 // OpenAccount takes a slot of the own ledger for a communicator; id is the same on all its members.
 func (l *Ledger) OpenAccount(id uint64) (*Account, error) {
 	if !l.own {
@@ -99,6 +101,8 @@ func (l *Ledger) OpenAccount(id uint64) (*Account, error) {
 		s.Done.Store(0)
 		s.ClosedAt.Store(0)
 		s.BusyLen.Store(0)
+		s.NameLen.Store(0)
+		s.WaitSeq.Store(0)
 		for r := range s.Record {
 			s.Record[r].Stamp.Store(0)
 		}
@@ -123,17 +127,7 @@ func (l *Ledger) FindAccount(id uint64) *Account {
 	return &Account{ledger: l, slot: s, index: i, opening: opening}
 }
 
-func (l *Ledger) find(id uint64) int {
-	page := l.mem.Page
-	for w := range page.Used {
-		for set := page.Used[w].Load(); set != 0; set &= set - 1 {
-			if i := w*64 + bits.TrailingZeros64(set); page.ID[i].Load() == id {
-				return i
-			}
-		}
-	}
-	return -1
-}
+func (l *Ledger) find(id uint64) int { return l.mem.Page.Find(id) }
 
 // Append writes the next record (own account only, one goroutine at a time). At most 50 ns, no system call.
 func (a *Account) Append(k RecordKind, desc [2]uint64) (seq uint64) {
@@ -141,13 +135,8 @@ func (a *Account) Append(k RecordKind, desc [2]uint64) (seq uint64) {
 	if a.released.Load() {
 		return a.seq
 	}
-	r := &a.slot.Record[(a.seq-1)%ledgermem.Records]
-	r.Stamp.Store(0)
-	r.Desc[0].Store(desc[0])
-	r.Desc[1].Store(desc[1])
 	a.sum = mix(mix(a.sum^uint64(k)<<56^desc[0]) ^ desc[1])
-	r.Sum.Store(a.sum)
-	r.Stamp.Store(a.seq<<8 | uint64(k))
+	a.slot.Put(ledgermem.Entry{Seq: a.seq, Kind: uint8(k), Desc: desc, Sum: a.sum})
 	a.slot.Last.Store(a.seq)
 	return a.seq
 }
@@ -174,16 +163,11 @@ func (a *Account) Last() uint64 {
 
 // At reads a record; false when it is not there yet or is older than the 256 that are kept.
 func (a *Account) At(seq uint64) (Record, bool) {
-	if seq == 0 {
+	e, ok := a.slot.Entry(seq)
+	if !ok || !a.current() {
 		return Record{}, false
 	}
-	r := &a.slot.Record[(seq-1)%ledgermem.Records]
-	stamp := r.Stamp.Load()
-	rec := Record{Seq: seq, Kind: RecordKind(stamp), Desc: [2]uint64{r.Desc[0].Load(), r.Desc[1].Load()}, Sum: r.Sum.Load()}
-	if stamp>>8 != seq || r.Stamp.Load() != stamp || !a.current() {
-		return Record{}, false
-	}
-	return rec, true
+	return Record{Seq: e.Seq, Kind: RecordKind(e.Kind), Desc: e.Desc, Sum: e.Sum}, true
 }
 
 // SetDone says how many of the records have been carried out (own account only).
@@ -229,39 +213,28 @@ func (a *Account) SetBusy(what string) {
 	if a.released.Load() {
 		return
 	}
-	what = what[:min(len(what), 8*ledgermem.BusyWords)]
-	s := a.slot
-	s.BusySeq.Add(1)
-	s.BusyLen.Store(uint64(len(what)))
-	for i := 0; i*8 < len(what); i++ {
-		var word [8]byte
-		copy(word[:], what[i*8:])
-		s.Busy[i].Store(binary.LittleEndian.Uint64(word[:]))
-	}
-	s.BusySeq.Add(1)
+	a.slot.SetBusy(what)
 }
 
 // Busy is what SetBusy said last; "" when nothing, or when it is being written all the time.
 func (a *Account) Busy() string {
-	s := a.slot
-	for range 1000 {
-		seq := s.BusySeq.Load()
-		if seq%2 != 0 {
-			continue
-		}
-		var text [8 * ledgermem.BusyWords]byte
-		n := min(int(s.BusyLen.Load()), len(text))
-		for i := 0; i*8 < n; i++ {
-			binary.LittleEndian.PutUint64(text[i*8:], s.Busy[i].Load())
-		}
-		if s.BusySeq.Load() == seq {
-			if !a.current() {
-				return ""
-			}
-			return string(text[:n])
-		}
+	text := a.slot.BusyText()
+	if !a.current() {
+		return ""
 	}
-	return ""
+	return text
+}
+
+// SetName says whose account it is, for the launcher: a communicator's name (own account only, once). At most 48 bytes are kept.
+func (a *Account) SetName(name string) { a.slot.SetName(name) }
+
+// SetWait says that the owner has been waiting, for d so far, for record seq to be carried out (own account only). It is over when Done
+// has reached seq.
+func (a *Account) SetWait(seq uint64, d time.Duration) {
+	if !a.released.Load() && a.slot.WaitSeq.Load() != seq {
+		a.slot.WaitFrom.Store(ledgermem.Now() - uint64(d))
+		a.slot.WaitSeq.Store(seq)
+	}
 }
 
 // Release gives the slot back (own account only).

@@ -371,6 +371,9 @@ func (t *collTask) late() error {
 		return nil
 	}
 	own := t.record()
+	if d := t.wait.long(); d > 0 && own.Seq > 0 {
+		h.c.acct.SetWait(own.Seq, d)
+	}
 	for r := range h.n {
 		if r == h.rank || h.seg.phase(r).Load() >= h.phase {
 			continue

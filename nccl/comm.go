@@ -231,6 +231,7 @@ func (c *Comm) open() error {
 	if c.acct, err = own.OpenAccount(c.id); err != nil {
 		return err
 	}
+	c.acct.SetName(c.name)
 	if len(c.ranks) == 1 {
 		c.be = &alone{c: c}
 		return nil

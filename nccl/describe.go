@@ -9,7 +9,7 @@ import (
 	"github.com/gorun-dev/gorun/cuda"
 )
 
-// Op is a kind of call.
+// Op is a kind of call; bootstrap.OpNames has the names.
 type Op uint8
 
 const (
@@ -22,13 +22,10 @@ const (
 	OpRecv
 )
 
-var opNames = [...]string{OpAllReduce: "all-reduce", OpReduce: "reduce", OpBroadcast: "broadcast", OpAllGather: "all-gather",
-	OpReduceScatter: "reduce-scatter", OpSend: "send", OpRecv: "recv"}
-
 // String is the name: "all-reduce", "send".
 func (o Op) String() string {
-	if int(o) < len(opNames) && o != 0 {
-		return opNames[o]
+	if int(o) < len(bootstrap.OpNames) && o != 0 {
+		return bootstrap.OpNames[o]
 	}
 	return fmt.Sprintf("operation %d", uint8(o))
 }

@@ -231,17 +231,29 @@ func (h *host) submit(s *cuda.Stream, t cuda.Task, captured bool) error {
 
 // waiting is a task's account of a wait.
 type waiting struct {
-	idle int       // steps without progress
-	seen time.Time // when the peers were looked at last
+	idle  int       // steps without progress
+	began time.Time // zero until the wait has lasted lookSteps
+	seen  time.Time // when the peers were looked at last
 }
 
 const (
 	// A wait that takes this many steps looks at the clock, and after lookAfter of it at the peers' ledgers: a wait that is short is not made longer.
 	lookSteps = 4
 	lookAfter = time.Millisecond
+
+	// longWait is from where on a wait is one that others are told of.
+	longWait = 100 * time.Millisecond
 )
 
 func (w *waiting) reset() { w.idle, w.seen = 0, time.Time{} }
+
+// long is how long the wait has lasted, at its last look; 0 while it is short.
+func (w *waiting) long() time.Duration {
+	if d := w.seen.Sub(w.began); d > longWait {
+		return d
+	}
+	return 0
+}
 
 // look reports whether it is time to look at the peers.
 func (w *waiting) look() bool {
@@ -250,7 +262,7 @@ func (w *waiting) look() bool {
 	}
 	now := time.Now()
 	if w.seen.IsZero() {
-		w.seen = now
+		w.began, w.seen = now, now
 		return false
 	}
 	if now.Sub(w.seen) < lookAfter {

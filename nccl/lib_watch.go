@@ -21,6 +21,9 @@ type use struct {
 	done   atomic.Uint64 // of them those that the stream was seen to be through with, while the communicator worked
 	asked  atomic.Uint64 // issued when the stream was asked last
 	what   atomic.Uint64 // the last operation: op in the top byte, then its record
+
+	waitFor  atomic.Uint64 // the record that who waits for the stream waits for
+	waitFrom atomic.Int64  // since when, ns of the Unix epoch
 }
 
 // opReplay is a launch of a graph, in use.what.
@@ -74,6 +77,7 @@ func (l *library) useOf(s *cuda.Stream) *use {
 func (u *use) check(done bool) error {
 	n := u.issued.Load()
 	c := u.l.c
+	u.waits(!done && n > u.done.Load())
 	if f := c.failed.Load(); f != nil {
 		if n > u.done.Load() {
 			return c.errorf(u.name(), f.err)
@@ -98,6 +102,25 @@ func (u *use) check(done bool) error {
 		u.l.reached(seq)
 	}
 	return nil
+}
+
+// waits notes in the ledger that this rank waits for the stream's last operation, when it has done so for a while.
+func (u *use) waits(is bool) {
+	seq := u.what.Load() << 8 >> 8
+	if !is || seq == 0 {
+		if u.waitFor.Load() != 0 {
+			u.waitFor.Store(0)
+		}
+		return
+	}
+	if u.waitFor.Load() != seq {
+		u.waitFrom.Store(time.Now().UnixNano())
+		u.waitFor.Store(seq)
+		return
+	}
+	if d := time.Duration(time.Now().UnixNano() - u.waitFrom.Load()); d > longWait {
+		u.l.c.acct.SetWait(seq, d)
+	}
 }
 
 // doing says, where a wait was given up, which members have not come.
@@ -379,7 +402,7 @@ func (l *library) afterLastWords(f func()) {
 
 // listen waits for a failure that another member tells.
 func (l *library) listen() {
-	b, err := l.c.job.Get(l.c.ctx, l.failureKey())
+	b, err := l.c.job.Listen(l.c.ctx, l.failureKey())
 	if err != nil {
 		return
 	}

@@ -66,6 +66,12 @@ func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstra
 // node of its own on the loopback interface. The environment's entry PortsVar=FROM-TO is for the nodes, too: the ports of the ranks' listeners.
 func RunHosts(t *testing.T, nodeOf []int, f func(ctx context.Context, job *bootstrap.Job) error, env ...string) []Result {
 	t.Helper()
+	return RunHostsBeside(t, nodeOf, f, nil, env...)
+}
+
+// RunHostsBeside is RunHosts with something that this process does beside the ranks, once they are started, with the nodes of the hosts, by host. It is waited for.
+func RunHostsBeside(t *testing.T, nodeOf []int, f func(ctx context.Context, job *bootstrap.Job) error, beside func(hosts []Host), env ...string) []Result {
+	t.Helper()
 	switch os.Getenv(testVar) {
 	case "":
 	case t.Name():
@@ -81,7 +87,12 @@ func RunHosts(t *testing.T, nodeOf []int, f func(ctx context.Context, job *boots
 
 	p := &processes{t: t, results: make([]Result, len(nodeOf)), bound: bound + grace, nodeOf: nodeOf}
 	p.start(env)
+	var aside sync.WaitGroup
+	if beside != nil {
+		aside.Go(func() { beside(p.hosts()) })
+	}
 	p.wait()
+	aside.Wait()
 	if p.late {
 		var all strings.Builder
 		for _, r := range p.results {
@@ -90,6 +101,32 @@ func RunHosts(t *testing.T, nodeOf []int, f func(ctx context.Context, job *boots
 		t.Fatalf("ranks did not end in %v:\n%s", bound, all.String())
 	}
 	return p.results
+}
+
+// Host is one of the hosts of RunHostsBeside.
+type Host struct {
+	*node.Node
+	ranks []*process
+}
+
+// Kill ends the host without a word: its node, and its ranks with SIGKILL. The launcher's heartbeat would tell of it: host 0 hears at once that the
+// host is lost.
+func (h Host) Kill() error {
+	for _, r := range h.ranks {
+		r.cmd.Process.Kill()
+	}
+	return h.Node.Close()
+}
+
+func (p *processes) hosts() []Host {
+	hosts := make([]Host, len(p.nodes))
+	for i, n := range p.nodes {
+		hosts[i].Node = n
+	}
+	for r, host := range p.nodeOf {
+		hosts[host].ranks = append(hosts[host].ranks, p.ranks[r])
+	}
+	return hosts
 }
 
 // started are the tests that have called RunProcesses.

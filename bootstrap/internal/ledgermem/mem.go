@@ -13,14 +13,15 @@ import (
 )
 
 // Slots is the number of accounts a ledger has room for, Records how many entries each keeps,
-// BusyWords how many words of text.
+// BusyWords and NameWords how many words of text.
 const (
 	Slots     = 256
 	Records   = 256
 	BusyWords = 15
+	NameWords = 6
 
 	magic   = 0x7265676465_6c7267 // "grledger", little endian
-	version = 2
+	version = 3
 
 	pageSize = 4096
 	// Size of the whole memory, in bytes. Pages that were never touched cost nothing.
@@ -49,11 +50,14 @@ type Slot struct {
 	Last     atomic.Uint64
 	Done     atomic.Uint64
 	ClosedAt atomic.Uint64 // n+1; 0: not closed
-	_        [4]uint64
+	WaitSeq  atomic.Uint64 // the record that the owner has waited for, for long, since WaitFrom
+	WaitFrom atomic.Uint64 // ns of CLOCK_MONOTONIC
+	_        [2]uint64
 	BusySeq  atomic.Uint64 // odd while Busy is written
 	BusyLen  atomic.Uint64
 	Busy     [BusyWords]atomic.Uint64
-	_        [7]uint64
+	NameLen  atomic.Uint64
+	Name     [NameWords]atomic.Uint64 // written once in an opening, before NameLen
 	Record   [Records]Record
 	_        [480]uint64 // to whole pages
 }

@@ -118,6 +118,7 @@ type conn struct {
 	*wire.Conn
 	rank       *rank // nil before the hello
 	subscribed bool
+	waits      waits
 }
 
 // Start opens the socket.
@@ -330,7 +331,9 @@ func (s *Server) handle(c *conn, m wire.Message) error {
 		if err := d.End(); err != nil {
 			return err
 		}
+		c.waits.begin(m.ID, q)
 		s.State.Start(r.number, m.ID, q, func(reply store.Reply) {
+			c.waits.end(m.ID)
 			if q.Kind != store.CloseGroup {
 				sendReply(c, m.ID, reply, nil)
 			}

@@ -41,6 +41,8 @@ type Request struct {
 	Gen     uint64 // generation, from 1
 	Barrier bool   // values are not asked for
 	What    string // not empty: the rank blocks in this operation (Meet)
+
+	Quiet bool // Get: it may never come, and who waits for it is not said to wait
 }
 
 // Reply answers a Request.

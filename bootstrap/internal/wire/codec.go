@@ -121,6 +121,7 @@ func (e *Encoder) Request(q *store.Request) {
 	e.Uint(uint64(q.Kind))
 	e.String(q.Name)
 	e.Bytes(q.Value)
+	e.Bool(q.Quiet)
 	if q.Kind != store.Gather && q.Kind != store.CloseGroup {
 		return
 	}
@@ -142,7 +143,7 @@ func (d *Decoder) Request() *store.Request {
 		return q
 	}
 	q.Kind = store.Kind(kind)
-	q.Name, q.Value = d.String(), d.Bytes()
+	q.Name, q.Value, q.Quiet = d.String(), d.Bytes(), d.Bool()
 	if q.Kind != store.Gather && q.Kind != store.CloseGroup {
 		return q
 	}
