@@ -255,7 +255,7 @@ func (a *Account) Summary() string {
 			b.WriteString(" without leaving the job (Job.Close), which is a death to the other ranks")
 		}
 		b.WriteByte('\n')
-		if lines := lastLines(r.tail, 5); len(a.Ranks) > 1 && !r.shown && len(lines) > 0 {
+		if lines := lastLines(r.tail, 5); !r.shown && len(lines) > 0 {
 			what := "its last lines on stderr"
 			if isPanic(lines[0]) {
 				what = "its panic on stderr"

@@ -19,6 +19,7 @@ type agentConfig struct {
 	host     int               // index in the plan, for events
 	events   chan<- agentEvent // has room for all that can come: eventRoom
 	output   rankOutput
+	merge    bool // the ranks' stderr is their stdout
 	keeper   *keeper.Keeper
 	ownChild bool         // the process has no children but ours and spare: adopt and end what ranks leave behind
 	spare    map[int]bool // children that are not ours
@@ -205,11 +206,13 @@ func (a *agent) forkOne(i int) error {
 	if err != nil {
 		return err
 	}
-	errR, errW, err := pipe()
-	if err != nil {
-		unix.Close(outR)
-		unix.Close(outW)
-		return err
+	errR, errW := -1, outW
+	if !a.cfg.merge {
+		if errR, errW, err = pipe(); err != nil {
+			unix.Close(outR)
+			unix.Close(outW)
+			return err
+		}
 	}
 	pidfd := -1
 	a.mu.Lock()
@@ -222,7 +225,9 @@ func (a *agent) forkOne(i int) error {
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd},
 	})
 	unix.Close(outW)
-	unix.Close(errW)
+	if !a.cfg.merge {
+		unix.Close(errW)
+	}
 	if err == nil && pidfd < 0 {
 		syscall.Kill(pid, syscall.SIGKILL)
 		syscall.Wait4(pid, nil, 0, nil)
@@ -230,7 +235,9 @@ func (a *agent) forkOne(i int) error {
 	}
 	if err != nil {
 		unix.Close(outR)
-		unix.Close(errR)
+		if errR >= 0 {
+			unix.Close(errR)
+		}
 		return err
 	}
 	now := time.Now()
@@ -263,17 +270,21 @@ func (a *agent) forkOne(i int) error {
 }
 
 // watchRank gives the pipes of a rank to whoever carries its output and its pidfd to the watcher. The pidfd comes last: the rank's
-// end is reported only if all of it succeeded.
+// end is reported only if all of it succeeded. errR is -1 if there is none.
 func (a *agent) watchRank(i, pidfd, outR, errR int) error {
 	rank := a.cfg.ranks[i].rank
 	if err := a.cfg.output.addOut(rank, outR); err != nil {
 		unix.Close(outR)
-		unix.Close(errR)
+		if errR >= 0 {
+			unix.Close(errR)
+		}
 		return err
 	}
-	if err := a.cfg.output.addErr(rank, errR); err != nil {
-		unix.Close(errR)
-		return err
+	if errR >= 0 {
+		if err := a.cfg.output.addErr(rank, errR); err != nil {
+			unix.Close(errR)
+			return err
+		}
 	}
 	return a.register(a.poller.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
 }

@@ -334,6 +334,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 		Job: r.acct.Job, Key: key, Node: index, Placement: agentwire.Compress(p.nodeOf()), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
 		MasterPort: p.Ranks[0].Host == index, Name: []byte(p.Program.Name), Path: []byte(p.Program.Path), Dir: []byte(p.Dir), DirGiven: p.DirGiven,
 		Forward: agentwire.Pack(p.Remote.Forward), Stdin: -1, KillGrace: p.KillGrace,
+		Merge: p.Merge, Timestamp: p.Timestamp,
 	}
 	if r.o.bind.IsValid() {
 		prep.Bind = r.o.bind.String()

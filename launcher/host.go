@@ -79,6 +79,7 @@ type hostConfig struct {
 	environ    func(rank int, job, control string, m meeting) []string
 	events     chan<- agentEvent
 	output     rankOutput
+	merge      bool // the ranks' stderr is their stdout
 	ownProcess bool
 	ways       bool           // children of this process may be ways to other hosts
 	unreached  func(host int) // the host's node does not reach another one; with several hosts
@@ -164,7 +165,7 @@ func (h *localHost) meet(m meeting) error {
 		}
 	}
 	var err error
-	h.agent, err = newAgent(agentConfig{ranks: h.cfg.ranks, host: h.cfg.index, events: h.cfg.events, output: h.cfg.output,
+	h.agent, err = newAgent(agentConfig{ranks: h.cfg.ranks, host: h.cfg.index, events: h.cfg.events, output: h.cfg.output, merge: h.cfg.merge,
 		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, job: h.cfg.job})
 	return err
 }

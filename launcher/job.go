@@ -18,6 +18,10 @@ type Job struct {
 	Timeout         time.Duration // end the job after this time; 0 and NoTimeout: never
 	KillGrace       time.Duration // time between asking ranks to end and killing them; 0: DefaultKillGrace, NoGrace: none
 	TagOutput       *bool         // "[3] " before each line; nil: no
+	Timestamp       *bool         // the time before each line; nil: no
+	Merge           *bool         // the ranks' stderr goes where their stdout goes; nil: no
+	OutputDir       string        // directory for a file of each rank and stream; "": none
+	FilesOnly       *bool         // what goes to these files is shown nowhere else; nil: no
 	Stdin           string        // who reads gorun's stdin: StdinRank0 or StdinNone; "": rank 0
 	KeepLauncherEnv *bool         // let the ranks inherit the variables that another launcher left over; nil: no
 	Report          string        // file for the account in JSON; "": none

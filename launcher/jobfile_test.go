@@ -37,18 +37,22 @@ report = "r.json"
 
 [output]
 tag = true
+timestamp = true
+merge = true
+dir = "logs"
+files_only = true
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Job{NP: 4, Program: "./train", Args: []string{"-epochs", "3"}, Dir: "/tmp", Device: "host",
 		Env:     []Setting{{Name: "CHECK", Value: "true"}, {Name: "LIMIT", Value: "1000000.0"}, {Name: "NCCL_DEBUG", Value: "INFO"}, {Name: "OMP_NUM_THREADS", Value: "4"}, {Name: "RATE", Value: "0.001"}},
-		Timeout: 10 * time.Minute, KillGrace: NoGrace, TagOutput: &on, Stdin: StdinNone, KeepLauncherEnv: &on, Report: "r.json"}
+		Timeout: 10 * time.Minute, KillGrace: NoGrace, TagOutput: &on, Timestamp: &on, Merge: &on, OutputDir: "logs", FilesOnly: &on, Stdin: StdinNone, KeepLauncherEnv: &on, Report: "r.json"}
 	if d := cmp.Diff(got, want); d != "" {
 		t.Errorf("-got +want:\n%s", d)
 	}
 	line := "gorun -np 4 -x CHECK=true -x LIMIT=1000000.0 -x NCCL_DEBUG=INFO -x OMP_NUM_THREADS=4 -x RATE=0.001 --wdir /tmp --device host --stdin none " +
-		"--tag-output --timeout 10m0s --kill-grace 0 --report r.json --keep-launcher-env ./train -epochs 3"
+		"--tag-output --timestamp --merge --output-dir logs --files-only --timeout 10m0s --kill-grace 0 --report r.json --keep-launcher-env ./train -epochs 3"
 	if got := got.CommandLine(); got != line {
 		t.Errorf("command line:\n got %s\nwant %s", got, line)
 	}

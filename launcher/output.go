@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
@@ -20,8 +23,10 @@ const (
 	// maxLine is the longest line that is kept back until it is complete. A longer one is passed on in pieces,
 	// and the other ranks wait until its end or until it pauses.
 	maxLine = 64 << 10
-	// pause is how long text without a line end is kept back: a prompt should be seen.
+	// pause is how long text without a line end is kept back after its last byte: a prompt should be seen.
 	pause = 50 * time.Millisecond
+	// longPause is how long it is kept back after its first byte, also when more comes all the time: dots, one for each step.
+	longPause = 3 * pause
 	// hold is how long the other ranks then wait for the rest of that line, once a line, before they may cut it.
 	// A rank that was only descheduled in the middle of a line comes back within it.
 	hold = 500 * time.Millisecond
@@ -34,12 +39,17 @@ const (
 // stream is one pipe from a rank.
 type stream struct {
 	rank     int
-	index    int // in the collector's streams
-	fd       int // -1: ended
-	sink     io.Writer
-	part     []byte // text without line end that is kept back
+	index    int       // in the collector's streams
+	fd       int       // -1: ended
+	sink     io.Writer // nil: none, there is a file
+	file     *os.File  // gets all that comes, as it comes; nil: none
+	fileErr  func(error)
+	stamp    *stamper  // nil: no times
+	part     []byte    // text without line end that is kept back
+	since    time.Time // when part began
 	due      time.Time
 	begun    bool   // the sink shows the beginning of a line of this stream
+	cr       bool   // the last that the sink got of this stream is a carriage return
 	tag      string // "" or "[3] "
 	keepTail bool
 	tail     []byte
@@ -66,6 +76,7 @@ type collector struct {
 	mid     *stream // the sink stands in the middle of a line of this stream
 	last    *stream // wrote last
 	buf     []byte
+	stamped []byte
 	tagged  []byte
 	errSink io.Writer // where notices go
 }
@@ -247,8 +258,9 @@ func (c *collector) expire(streams []*stream, now time.Time) {
 			continue
 		}
 		first := !s.begun
-		c.emit(s, s.part)
+		part := s.part
 		s.part = s.part[:0]
+		c.emitRunes(s, part, now)
 		if first {
 			c.own(s, false, now)
 			return
@@ -279,16 +291,22 @@ func (c *collector) read(s *stream, now time.Time) {
 	if n >= flood {
 		c.poller.keepThread()
 	}
-	if s.keepTail {
-		s.tail = append(s.tail, c.buf[kept:kept+n]...)
-		if len(s.tail) > 2*tailSize {
-			s.tail = append(s.tail[:0], s.tail[len(s.tail)-tailSize:]...)
-		}
-	}
 	data := c.buf[:kept+n]
+	if s.stamp != nil {
+		c.stamped = s.stamp.append(append(c.stamped[:0], data[:kept]...), data[kept:], time.Now())
+		data = c.stamped
+	}
+	s.keep(data[kept:])
+	if s.sink == nil {
+		return
+	}
+	if kept == 0 {
+		s.since = now
+	}
 	if cut := lineEnd(data); cut > 0 {
 		c.emit(s, data[:cut])
 		data = data[cut:]
+		s.since = now
 		if c.owner == s {
 			c.owner = nil
 		}
@@ -297,17 +315,64 @@ func (c *collector) read(s *stream, now time.Time) {
 	switch {
 	case len(data) == 0:
 	case c.owner == s:
-		c.emit(s, data)
+		c.emitRunes(s, data, now)
 		if c.long {
 			c.release = now.Add(hold)
 		}
 	case len(data) >= maxLine:
-		c.emit(s, data)
+		c.emitRunes(s, data, now)
 		c.own(s, true, now)
 	default:
 		s.part = append(s.part, data...)
-		s.due = now.Add(pause)
+		if s.due = now.Add(pause); s.due.After(s.since.Add(longPause)) {
+			s.due = s.since.Add(longPause)
+		}
 	}
+}
+
+// keep takes what has come into the stream's file and tail.
+func (s *stream) keep(data []byte) {
+	if s.file != nil {
+		if _, err := s.file.Write(data); err != nil {
+			s.file = nil // its end is the job's: what comes till then is not wanted any more
+			s.fileErr(outputFileError(err))
+		}
+	}
+	if !s.keepTail {
+		return
+	}
+	if len(data) > tailSize {
+		s.tail, data = s.tail[:0], data[len(data)-tailSize:]
+	}
+	s.tail = append(s.tail, data...)
+	if len(s.tail) > 2*tailSize {
+		s.tail = append(s.tail[:0], s.tail[len(s.tail)-tailSize:]...)
+	}
+}
+
+// emitRunes is emit for text that goes on: a character whose other bytes are still to come is kept back a while, so that no other text
+// gets into it.
+func (c *collector) emitRunes(s *stream, data []byte, now time.Time) {
+	n := wholeRunes(data)
+	if n == 0 {
+		n = len(data)
+	}
+	c.emit(s, data[:n])
+	s.part = append(s.part[:0], data[n:]...)
+	s.since, s.due = now, now.Add(hold)
+}
+
+// wholeRunes is the length of data without the beginning of a UTF-8 sequence at its end.
+func wholeRunes(data []byte) int {
+	for i := len(data) - 1; i >= 0 && i >= len(data)-utf8.UTFMax; i-- {
+		if utf8.RuneStart(data[i]) {
+			if !utf8.FullRune(data[i:]) {
+				return i
+			}
+			break
+		}
+	}
+	return len(data)
 }
 
 // end closes a stream at its end of file and shows what was kept back.
@@ -345,7 +410,7 @@ func endsLine(data []byte) bool {
 // emit writes text of a stream to its sink. Without tags it is exactly the rank's bytes. With tags each line
 // begins with "[3] "; a line that was cut by another rank's goes on after "[3]+ ".
 func (c *collector) emit(s *stream, data []byte) {
-	if len(data) == 0 || c.failed != nil {
+	if len(data) == 0 || c.failed != nil || s.sink == nil {
 		return
 	}
 	out := data
@@ -355,15 +420,16 @@ func (c *collector) emit(s *stream, data []byte) {
 			t = append(t, '\n')
 			c.mid = nil
 		}
-		t = appendTagged(t, s.tag, data, c.mid == s, s.begun && c.mid != s)
+		goesOn := c.mid == s || s.cr && c.last == s && data[0] == '\n'
+		t = appendTagged(t, s.tag, data, goesOn, s.begun && c.mid != s)
 		c.tagged, out = t[:0], t
 	}
 	if _, err := s.sink.Write(out); err != nil {
-		c.fail(err)
+		c.fail(fmt.Errorf("write stdout: %w", err))
 		return
 	}
 	c.last = s
-	s.begun = !endsLine(data)
+	s.begun, s.cr = !endsLine(data), data[len(data)-1] == '\r'
 	c.mid = nil
 	if s.begun {
 		c.mid = s
@@ -383,14 +449,7 @@ func appendTagged(t []byte, tag string, data []byte, inLine, cont bool) []byte {
 			t = append(t, tag...)
 		}
 		inLine, cont = false, false
-		n := bytes.IndexByte(data, '\n') + 1
-		if n == 0 {
-			n = len(data)
-		}
-		// A carriage return starts the line again: tag it again, unless a newline follows.
-		if cr := bytes.IndexByte(data[:n], '\r'); cr >= 0 && cr+1 < len(data) && data[cr+1] != '\n' {
-			n = cr + 1
-		}
+		n := lineLength(data) // a carriage return starts the line again: it is tagged again
 		t = append(t, data[:n]...)
 		data = data[n:]
 	}

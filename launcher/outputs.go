@@ -7,26 +7,37 @@ import (
 
 // outputs carries what the ranks of all hosts write to gorun's stdout and stderr.
 type outputs struct {
-	stdout, stderr io.Writer
-	tags           bool
-	out, err       *collector // the same one when both sinks are the same file
+	cfg      outputConfig
+	out, err *collector // the same one when both sinks are the same file
+	fileErr  func(error)
 
 	mu    sync.Mutex    // guards the rest
 	tails []*stream     // by rank
 	done  chan struct{} // not nil: finish was called
 }
 
-// newOutputs starts the collectors. sinkErr is called once if stdout can't be written.
-func newOutputs(stdout, stderr io.Writer, tags bool, ranks int, sinkErr func(error)) (*outputs, error) {
-	o := &outputs{stdout: stdout, stderr: stderr, tags: tags, tails: make([]*stream, ranks)}
+// outputConfig is what becomes of the ranks' output.
+type outputConfig struct {
+	stdout, stderr io.Writer
+	tags           bool
+	stamps         bool         // of what is not stamped yet
+	merged         bool         // stderr comes in the stream of stdout
+	files          *outputFiles // nil: none
+	filesOnly      bool
+}
+
+// newOutputs starts the collectors. sinkErr is called once if stdout can't be written, and once if a file can't.
+func newOutputs(cfg outputConfig, ranks int, sinkErr func(error)) (*outputs, error) {
+	var once sync.Once
+	o := &outputs{cfg: cfg, tails: make([]*stream, ranks), fileErr: func(err error) { once.Do(func() { sinkErr(err) }) }}
 	var err error
-	if o.out, err = newCollector(stderr, sinkErr); err != nil {
+	if o.out, err = newCollector(cfg.stderr, sinkErr); err != nil {
 		return nil, err
 	}
 	o.err = o.out
-	if !sameFile(stdout, stderr) {
+	if !sameFile(cfg.stdout, cfg.stderr) {
 		// A stderr that nobody reads any more is no reason to end a job.
-		if o.err, err = newCollector(stderr, nil); err != nil {
+		if o.err, err = newCollector(cfg.stderr, nil); err != nil {
 			o.out.finish()
 			<-o.out.done
 			return nil, err
@@ -36,32 +47,64 @@ func newOutputs(stdout, stderr io.Writer, tags bool, ranks int, sinkErr func(err
 }
 
 // addOut gives the read end of a rank's stdout to the collector, which closes it at its end. After an error it stays the caller's.
-func (o *outputs) addOut(rank, fd int) error { return o.out.add(o.stream(rank, fd, o.stdout)) }
+func (o *outputs) addOut(rank, fd int) error { return o.addStdout(rank, fd, o.cfg.stamps) }
 
 // addErr is addOut for stderr.
-func (o *outputs) addErr(rank, fd int) error {
-	s := o.stream(rank, fd, o.stderr)
-	s.keepTail = true
-	o.mu.Lock()
-	o.tails[rank] = s
-	o.mu.Unlock()
+func (o *outputs) addErr(rank, fd int) error { return o.addStderr(rank, fd, o.cfg.stamps) }
+
+func (o *outputs) addStdout(rank, fd int, stamp bool) error {
+	s := o.stream(rank, fd, o.cfg.stdout, stamp)
+	if o.cfg.files != nil {
+		s.file = o.cfg.files.of(o.cfg.files.out, rank)
+	}
+	if o.cfg.merged {
+		o.keepTail(s)
+	}
+	return o.out.add(s)
+}
+
+func (o *outputs) addStderr(rank, fd int, stamp bool) error {
+	s := o.stream(rank, fd, o.cfg.stderr, stamp)
+	if o.cfg.files != nil {
+		s.file = o.cfg.files.of(o.cfg.files.err, rank)
+	}
+	o.keepTail(s)
 	return o.err.add(s)
 }
 
-func (o *outputs) stream(rank, fd int, sink io.Writer) *stream {
-	s := &stream{rank: rank, fd: fd, sink: sink}
-	if o.tags {
+func (o *outputs) keepTail(s *stream) {
+	s.keepTail = true
+	o.mu.Lock()
+	o.tails[s.rank] = s
+	o.mu.Unlock()
+}
+
+func (o *outputs) stream(rank, fd int, sink io.Writer, stamp bool) *stream {
+	s := &stream{rank: rank, fd: fd, sink: sink, fileErr: o.fileErr}
+	if o.cfg.filesOnly {
+		s.sink = nil
+	}
+	if o.cfg.tags {
 		s.tag = tagOf(rank)
+	}
+	if stamp {
+		s.stamp = &stamper{}
 	}
 	return s
 }
+
+// stampedOutput is outputs for what agents on other hosts have stamped, if it is to be.
+type stampedOutput struct{ *outputs }
+
+func (o stampedOutput) addOut(rank, fd int) error { return o.addStdout(rank, fd, false) }
+func (o stampedOutput) addErr(rank, fd int) error { return o.addStderr(rank, fd, false) }
 
 // notice shows a line of gorun's own between the lines of the ranks.
 func (o *outputs) notice(line string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.done != nil {
-		io.WriteString(o.stderr, line)
+		io.WriteString(o.cfg.stderr, line)
 		return
 	}
 	o.err.notice(line)
@@ -98,6 +141,12 @@ func (o *outputs) tail(rank int) (text []byte, shown bool) {
 	t := s.tail
 	if len(t) > tailSize {
 		t = t[len(t)-tailSize:]
+	}
+	switch {
+	case o.cfg.filesOnly, o.cfg.merged && o.out != o.err:
+		return t, false
+	case len(o.tails) == 1:
+		return t, true // nothing but gorun's own lines can be behind it
 	}
 	return t, o.err.last == s
 }

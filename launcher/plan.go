@@ -20,7 +20,11 @@ type Plan struct {
 	Ranks     []PlanRank    `json:"ranks"`
 	Removed   []string      `json:"removed"` // names of inherited variables that another launcher left over
 	TagOutput bool          `json:"tag_output"`
-	Stdin     int           `json:"stdin"` // the rank that reads gorun's stdin, -1: none
+	Timestamp bool          `json:"timestamp,omitempty"`
+	Merge     bool          `json:"merge,omitempty"`      // the ranks' stderr goes where their stdout goes
+	OutputDir string        `json:"output_dir,omitempty"` // absolute; a file of each rank and stream is written there
+	FilesOnly bool          `json:"files_only,omitempty"` // and nowhere else
+	Stdin     int           `json:"stdin"`                // the rank that reads gorun's stdin, -1: none
 	Timeout   time.Duration `json:"timeout_ns"`
 	KillGrace time.Duration `json:"kill_grace_ns"` // 0: none
 	Report    string        `json:"report,omitempty"`
@@ -83,7 +87,8 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	if j.NP < 0 || j.NP > MaxNP {
 		return nil, usagef("number of ranks %d: must be from 1 to %d", j.NP, MaxNP)
 	}
-	p := &Plan{Program: f.Program, Dir: f.Dir, TagOutput: isOn(j.TagOutput), Timeout: max(j.Timeout, 0), KillGrace: j.KillGrace, Report: j.Report}
+	p := &Plan{Program: f.Program, Dir: f.Dir, TagOutput: isOn(j.TagOutput), Timestamp: isOn(j.Timestamp), Merge: isOn(j.Merge), FilesOnly: isOn(j.FilesOnly),
+		Timeout: max(j.Timeout, 0), KillGrace: j.KillGrace, Report: j.Report}
 	switch {
 	case j.KillGrace == 0:
 		p.KillGrace = DefaultKillGrace
@@ -92,6 +97,11 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	}
 	if j.Dir != "" {
 		p.Dir, p.DirGiven = absolute(f.Dir, j.Dir), true
+	}
+	if j.OutputDir != "" {
+		p.OutputDir = absolute(f.Dir, j.OutputDir)
+	} else if p.FilesOnly {
+		return nil, usagef("--files-only goes with --output-dir, which names the directory for the files")
 	}
 	switch j.Stdin {
 	case "", StdinRank0:
@@ -430,6 +440,9 @@ func (p *Plan) Write(w io.Writer) error {
 		fmt.Fprintf(&b, "program    %s (looked for on each host)\n", p.Program.Name)
 	}
 	fmt.Fprintf(&b, "directory  %s\n", p.Dir)
+	if p.OutputDir != "" {
+		fmt.Fprintf(&b, "output to  %s\n", p.OutputDir)
+	}
 	if p.Stdin >= 0 {
 		fmt.Fprintf(&b, "stdin      to rank %d\n", p.Stdin)
 	} else {

@@ -15,14 +15,15 @@ import (
 // pumps carries the output of an agent's ranks to gorun, each pipe in a stream of its own that is opened with the first bytes. A
 // gorun that does not read holds the rank up: the stream has room for 256 KiB.
 type pumps struct {
-	mux  *agentwire.Mux
-	wait sync.WaitGroup
+	mux    *agentwire.Mux
+	stamps bool // the time goes before each line
+	wait   sync.WaitGroup
 
 	mu    sync.Mutex // guards the rest
 	files []*os.File
 }
 
-func newPumps(m *agentwire.Mux) *pumps { return &pumps{mux: m} }
+func newPumps(m *agentwire.Mux, stamps bool) *pumps { return &pumps{mux: m, stamps: stamps} }
 
 func (p *pumps) addOut(rank, fd int) error {
 	return p.add(agentwire.Header{Kind: agentwire.Stdout, Rank: rank}, fd)
@@ -48,6 +49,8 @@ func (p *pumps) pump(h agentwire.Header, f *os.File) {
 	defer f.Close()
 	var to net.Conn
 	buf := make([]byte, flood) // grows for a rank that writes much
+	var stamp stamper
+	var stamped []byte
 	for read := true; ; {
 		n, err := f.Read(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) && read {
@@ -65,7 +68,12 @@ func (p *pumps) pump(h agentwire.Header, f *os.File) {
 				break
 			}
 		}
-		if _, err := to.Write(buf[:n]); err != nil {
+		data := buf[:n]
+		if p.stamps {
+			stamped = stamp.append(stamped[:0], data, time.Now())
+			data = stamped
+		}
+		if _, err := to.Write(data); err != nil {
 			break
 		}
 		if n == len(buf) && n < readSize {

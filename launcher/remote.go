@@ -346,9 +346,9 @@ func (h *remoteHost) carry() {
 			}
 			return
 		}
-		add := h.output.addOut
+		add := stampedOutput{h.output}.addOut
 		if head.Kind == agentwire.Stderr {
-			add = h.output.addErr
+			add = stampedOutput{h.output}.addErr
 		}
 		if seen[head] || head.Kind != agentwire.Stdout && head.Kind != agentwire.Stderr || !slices.Contains(h.ranks, head.Rank) {
 			conn.Close()

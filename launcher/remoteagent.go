@@ -273,7 +273,8 @@ func (s *agentServer) prepare() error {
 		}
 	}
 	s.events = make(chan agentEvent, eventRoom(len(j.Ranks), 1))
-	s.pumps = newPumps(s.mux)
+	s.pumps = newPumps(s.mux, j.Timestamp)
+	cfg.merge = j.Merge
 	cfg.events, cfg.output = s.events, s.pumps
 	ctx, cancel := context.WithTimeout(context.Background(), prepareWait)
 	defer cancel()

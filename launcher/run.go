@@ -59,6 +59,9 @@ type Options struct {
 	Signals  <-chan os.Signal // signals that this process received; nil: none
 	Verbose  bool
 
+	// AppendOutput says that the files of Plan.OutputDir go on with what is in them: this is another attempt of the same job.
+	AppendOutput bool
+
 	// OwnProcess says that this process does nothing but run the job: it has no other children. Then it adopts what
 	// ranks leave behind (as a child subreaper) and ends it, whatever its environment says.
 	OwnProcess bool
@@ -229,7 +232,20 @@ func (r *runner) prepare(ctx context.Context) error {
 		}
 	}
 	r.events = make(chan agentEvent, eventRoom(len(p.Ranks), len(p.Hosts)))
-	output, err := newOutputs(r.o.Stdout, r.o.Stderr, p.TagOutput, len(p.Ranks), func(err error) { r.events <- agentEvent{kind: sinkFailed, err: err} })
+	cfg := outputConfig{stdout: r.o.Stdout, stderr: r.o.Stderr, tags: p.TagOutput, stamps: p.Timestamp, merged: p.Merge, filesOnly: p.FilesOnly}
+	if p.OutputDir != "" {
+		files, err := openOutputFiles(p.OutputDir, len(p.Ranks), p.Merge, r.o.AppendOutput)
+		if err != nil {
+			return err
+		}
+		cfg.files = files
+		r.later(func() {
+			if err := files.close(); err != nil && r.acct.Reason == ReasonDone {
+				r.internal(err)
+			}
+		})
+	}
+	output, err := newOutputs(cfg, len(p.Ranks), func(err error) { r.events <- agentEvent{kind: sinkFailed, err: err} })
 	if err != nil {
 		return err
 	}
@@ -298,7 +314,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		environ: func(rank int, job, control string, m meeting) []string {
 			return p.environ(&p.Ranks[rank], p.atLaunch(job, control, m.addr, m.port))
 		},
-		events: r.events, output: r.output, ownProcess: r.o.OwnProcess, ways: len(p.Hosts) > 1,
+		events: r.events, output: r.output, merge: p.Merge, ownProcess: r.o.OwnProcess, ways: len(p.Hosts) > 1,
 		unreached: func(host int) { r.unreached(index, host) },
 	})
 	if err != nil {
@@ -474,7 +490,7 @@ func (r *runner) event(e agentEvent) {
 		case errBrokenPipe(e.err):
 			r.end(ReasonReader, syscall.SIGTERM, syscall.SIGKILL)
 		default:
-			r.acct.Error = "write stdout: " + e.err.Error()
+			r.acct.Error = e.err.Error()
 			r.end(ReasonInternal, syscall.SIGTERM, syscall.SIGKILL)
 		}
 	}
@@ -756,6 +772,9 @@ func (r *runner) drain() bool {
 	for {
 		select {
 		case <-done:
+			for len(r.events) > 0 { // the last text may have had no place
+				r.event(<-r.events)
+			}
 			return true
 		case <-giveUp:
 			return false

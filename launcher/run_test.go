@@ -258,7 +258,7 @@ func TestSignalEndsLastWords(t *testing.T) {
 func TestRankCannotBeWatched(t *testing.T) {
 	before := openFDs(t)
 	s := &sink{}
-	output, err := newOutputs(s, s, false, 3, nil)
+	output, err := newOutputs(outputConfig{stdout: s, stderr: s}, 3, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +320,7 @@ func TestRankCannotBeWatched(t *testing.T) {
 // A rank runs before the agent knows its number: a signal that comes between is for it, too.
 func TestSignalWhileForking(t *testing.T) {
 	s := &sink{}
-	output, err := newOutputs(s, s, false, 1, nil)
+	output, err := newOutputs(outputConfig{stdout: s, stderr: s}, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,8 +54,8 @@ func TestCommandLineIsReadBack(t *testing.T) {
 	job := launcher.Job{NP: 3, Program: "-p", Args: []string{"-np", "x"}, Dir: "d", Device: "host", Env: []launcher.Setting{{Name: "A", Value: "1"}, {Name: "B", Inherit: true}},
 		Hosts: []launcher.Host{{Name: "a", Addr: "a", Slots: 2}, {Name: "::1", Addr: "::1", User: "me", Port: 22}}, Hostfile: "h", MapBy: &launcher.MapBy{PPR: 2}, Oversubscribe: &on, RM: "none",
 		RSH: "r", SSHConfig: "c", AcceptNewHostKeys: &on, ConnectTimeout: time.Minute, Ports: launcher.PortRange{From: 7, To: 9}, Stage: []string{"f", "g"},
-		Timeout: 90 * time.Second, KillGrace: launcher.NoGrace, TagOutput: &on, Stdin: launcher.StdinNone, KeepLauncherEnv: &off, Report: "r"}
-	line := "gorun -np 3 -H 'a:2,ssh://me@[::1]:22' --hostfile h --map-by ppr:2:node --oversubscribe -x A=1 -x B --wdir d --device host --stdin none --tag-output --timeout 1m30s " +
+		Timeout: 90 * time.Second, KillGrace: launcher.NoGrace, TagOutput: &on, Timestamp: &on, Merge: &off, OutputDir: "o", FilesOnly: &on, Stdin: launcher.StdinNone, KeepLauncherEnv: &off, Report: "r"}
+	line := "gorun -np 3 -H 'a:2,ssh://me@[::1]:22' --hostfile h --map-by ppr:2:node --oversubscribe -x A=1 -x B --wdir d --device host --stdin none --tag-output --timestamp --merge=false --output-dir o --files-only --timeout 1m30s " +
 		"--kill-grace 0 --report r --keep-launcher-env=false --rm none --ssh-config c --accept-new-host-keys --rsh r --connect-timeout 1m0s --port-range 7-9 --stage f --stage g -- -p -np x"
 	if d := cmp.Diff(job.CommandLine(), line); d != "" {
 		t.Errorf("-got +want:\n%s", d)

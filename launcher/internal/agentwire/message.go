@@ -103,6 +103,8 @@ type Prepare struct {
 	Ranks      []Rank
 	Stdin      int           // rank whose stdin is a stream, -1: none
 	StdinAck   bool          // with StdinRead after each piece
+	Merge      bool          // the ranks' stderr is their stdout
+	Timestamp  bool          // the time before each line of output
 	KillGrace  time.Duration // for the end of a session without Reap
 	Items      []Item        // files that the ranks need
 	Program    int           // which of Items the program is, from 1; 0: none, it is there
