@@ -281,6 +281,9 @@ func (j Job) planRemote(p *Plan, f Facts, settings []Setting) error {
 	if j.RSH != "" && j.SSHConfig != "" {
 		return usagef("--ssh-config is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F %s)", shellQuote(j.SSHConfig))
 	}
+	if j.RSH != "" && isOn(j.AcceptNewHostKeys) {
+		return usagef("--accept-new-host-keys is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -o StrictHostKeyChecking=accept-new)")
+	}
 	p.Remote = Remote{RSH: j.RSH, SSHConfig: j.SSHConfig, AcceptNewHostKeys: isOn(j.AcceptNewHostKeys), ConnectTimeout: j.ConnectTimeout,
 		PortFrom: j.Ports.From, PortTo: j.Ports.To, NoStage: noStage}
 	if p.Remote.ConnectTimeout == 0 {

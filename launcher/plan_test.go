@@ -315,6 +315,7 @@ func TestPlanPlacement(t *testing.T) {
 		{"hosts twice", Job{Hosts: hosts("b"), Hostfile: "f"}, "hosts are given twice, by -H (or [[host]]) and by the hostfile f: give one of them"},
 		{"stage", Job{Stage: []string{"none", "f"}}, "--stage none and files to send contradict each other"},
 		{"two ways", Job{Hosts: hosts("b"), RSH: "ssh", SSHConfig: "c d"}, "--ssh-config is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F 'c d')"},
+		{"keys for another way", Job{Hosts: hosts("b"), RSH: "ssh", AcceptNewHostKeys: new(true)}, "--accept-new-host-keys is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -o StrictHostKeyChecking=accept-new)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if _, err := c.job.Plan(testFacts); err == nil || err.Error() != c.want {

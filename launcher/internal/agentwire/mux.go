@@ -36,9 +36,13 @@ type Mux struct {
 
 // heard takes note of when bytes came. When yamux closes it, it lets the readers of streams go: in yamux they would spin from here on
 // until the end of the connection below, which may take its time.
+//
+// It also puts the header of a frame and its data into one write, which yamux makes two of: each is a packet of ssh's, and wakes sshd and
+// who reads there. One goroutine writes.
 type heard struct {
 	io.ReadWriteCloser
-	last atomic.Int64
+	last  atomic.Int64
+	frame []byte // a header whose data comes next
 
 	mu      sync.Mutex // guards the rest
 	closed  bool
@@ -51,6 +55,23 @@ func (h *heard) Read(p []byte) (int, error) {
 		h.last.Store(time.Now().UnixNano())
 	}
 	return n, err
+}
+
+// frameHeader is the size of yamux's header: version, type, flags, stream and length. A frame of type 0 is followed by that many bytes.
+const frameHeader = 12
+
+func (h *heard) Write(p []byte) (int, error) {
+	held := len(h.frame)
+	if held == 0 && len(p) == frameHeader && p[1] == 0 && [4]byte(p[8:]) != [4]byte{} {
+		h.frame = append(h.frame, p...)
+		return len(p), nil
+	}
+	if held == 0 {
+		return h.ReadWriteCloser.Write(p)
+	}
+	n, err := h.ReadWriteCloser.Write(append(h.frame, p...))
+	h.frame = h.frame[:0]
+	return max(n-held, 0), err
 }
 
 func (h *heard) Close() error {

@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // module is where gorun's command is, for go build.
@@ -26,8 +28,10 @@ type Builds struct {
 	own *build
 	dir string // where gorun itself is: builds for other architectures stand beside it
 
-	mu    sync.Mutex
+	mu    sync.Mutex // guards other and failed; it is held while one is built
 	other map[string]*build
+	// failed says why there is none: the hosts that come later are not to wait for the same again.
+	failed map[string]error
 }
 
 // build is one program.
@@ -38,11 +42,34 @@ type build struct {
 	zip  func() []byte
 }
 
-func newBuild(arch, file string) (*build, error) {
+func readBuild(arch, file string) (*build, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
+	return newBuild(arch, data), nil
+}
+
+// ownBuild is the program of this process. Its file is mapped and not read: that takes a third of the time, which each launch to hosts
+// takes. The kernel lets nobody write to it while it runs.
+func ownBuild() (*build, error) {
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	data, err := unix.Mmap(int(f.Fd()), 0, int(info.Size()), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_POPULATE)
+	if err != nil {
+		return nil, os.NewSyscallError("mmap", err)
+	}
+	return newBuild(runtime.GOARCH, data), nil
+}
+
+func newBuild(arch string, data []byte) *build {
 	sum := sha256.Sum256(data)
 	b := &build{arch: arch, hash: hex.EncodeToString(sum[:]), data: data}
 	b.zip = sync.OnceValue(func() []byte {
@@ -52,7 +79,7 @@ func newBuild(arch, file string) (*build, error) {
 		w.Close()
 		return z.Bytes()
 	})
-	return b, nil
+	return b
 }
 
 // zipped is the program in gzip's form, made once.
@@ -60,11 +87,11 @@ func (b *build) zipped() []byte { return b.zip() }
 
 // NewBuilds reads the program of this process; exe is its path for a user's eyes, and says where others stand beside it.
 func NewBuilds(exe string) (*Builds, error) {
-	own, err := newBuild(runtime.GOARCH, "/proc/self/exe")
+	own, err := ownBuild()
 	if err != nil {
 		return nil, fmt.Errorf("read gorun's own program: %w", err)
 	}
-	return &Builds{own: own, dir: filepath.Dir(exe), other: map[string]*build{}}, nil
+	return &Builds{own: own, dir: filepath.Dir(exe), other: map[string]*build{}, failed: map[string]error{}}, nil
 }
 
 // Hash is the SHA-256, in hex, of this process's program.
@@ -81,22 +108,29 @@ func (b *Builds) For(ctx context.Context, machine string) (*build, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if o := b.other[arch]; o != nil {
-		return o, nil
+	if o, err := b.other[arch], b.failed[arch]; o != nil || err != nil {
+		return o, err
 	}
+	o, err := b.find(ctx, arch)
+	switch {
+	case err == nil:
+		b.other[arch] = o
+	case ctx.Err() == nil: // not for want of time
+		b.failed[arch] = err
+	}
+	return o, err
+}
+
+// find looks for another architecture's build, or makes it.
+func (b *Builds) find(ctx context.Context, arch string) (*build, error) {
 	file := filepath.Join(b.dir, "gorun-linux-"+arch)
-	o, err := newBuild(arch, file)
+	o, err := readBuild(arch, file)
 	if errors.Is(err, fs.ErrNotExist) && (arch == "amd64" || arch == "arm64") {
-		o, err = goBuild(ctx, arch)
-		if err != nil {
+		if o, err = goBuild(ctx, arch); err != nil {
 			return nil, fmt.Errorf("there is no %s, and it cannot be built here: %w; in gorun's sources: GOARCH=%s CGO_ENABLED=0 go build -o %s ./cmd/gorun", file, err, arch, file)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	b.other[arch] = o
-	return o, nil
+	return o, err
 }
 
 // goBuild builds gorun in the module of the current directory: gorun's own, or one that requires it.
@@ -117,12 +151,12 @@ func goBuild(ctx context.Context, arch string) (*build, error) {
 		}
 		return nil, err
 	}
-	return newBuild(arch, file)
+	return readBuild(arch, file)
 }
 
 // Verify is what "gorun agent verify HASH" does on a host: whether the file of this process, which runs, is what was sent.
 func Verify(hash string) error {
-	own, err := newBuild(runtime.GOARCH, "/proc/self/exe")
+	own, err := ownBuild()
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package push
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -13,6 +14,8 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/way"
@@ -23,6 +26,8 @@ type Options struct {
 	Builds *Builds
 	// Progress is told how many bytes of how many have been sent to a host; nil: nobody. It may be called from several goroutines for several hosts.
 	Progress func(host string, sent, size int)
+	// Stall is how long nothing of a build that is sent may arrive; 0: 8 s, after which an agent's silence counts, too.
+	Stall time.Duration
 }
 
 // Started is a session with an agent: what is read from it is the agent's from the first byte.
@@ -37,6 +42,9 @@ type Started struct {
 }
 
 func (s *Started) Read(p []byte) (int, error) { return s.r.Read(p) }
+
+// block is what the host confirms, one after the other: see script.
+const block = 256 << 10
 
 const (
 	maxNoise = 4 << 10
@@ -91,6 +99,9 @@ func Open(ctx context.Context, w way.Way, t way.Target, o Options) (*Started, er
 		case <-time.After(time.Second):
 		}
 		s.Close()
+		if d.writing != nil {
+			<-d.writing
+		}
 		if err == nil {
 			err = &Error{Host: t.Name, Reason: "not in time"}
 		}
@@ -124,6 +135,8 @@ type dialogue struct {
 	o     Options
 	noise bytes.Buffer
 	bad   []string
+	// writing is told the end of a write that still goes on; nil: none does.
+	writing chan error
 }
 
 func (d *dialogue) error(reason string, err error) error {
@@ -196,7 +209,7 @@ func (d *dialogue) line() (string, error) {
 	}
 }
 
-// send sends a build.
+// send sends a build and waits until it has arrived.
 func (d *dialogue) send(b *build, zip bool) error {
 	data, form := b.data, "raw"
 	if zip {
@@ -206,15 +219,76 @@ func (d *dialogue) send(b *build, zip bool) error {
 	if _, err := io.WriteString(d.s, strconv.Itoa(size)+" "+form+"\n"); err != nil {
 		return err
 	}
-	for sent := 0; sent < size; {
-		n, err := d.s.Write(data[sent:min(size, sent+256<<10)])
-		sent += n
-		if err != nil {
-			return err
+	w := d.watch()
+	defer w.end()
+	d.writing = make(chan error, 1)
+	go func() {
+		_, err := d.s.Write(data)
+		d.writing <- err
+	}()
+	for arrived := 0; arrived < size; {
+		line, err := d.line()
+		if err == nil && line != "got" {
+			err = fmt.Errorf("its shell said %q", line)
 		}
+		if err != nil {
+			return cmp.Or(w.end(), err)
+		}
+		w.seen.Store(time.Now().UnixNano())
+		arrived = min(size, arrived+block)
 		if d.o.Progress != nil {
-			d.o.Progress(d.host, sent, size)
+			d.o.Progress(d.host, arrived, size)
 		}
 	}
-	return nil
+	err := <-d.writing
+	d.writing = nil
+	return err
+}
+
+// stall ends a session in which nothing arrives.
+type stall struct {
+	seen atomic.Int64 // when something did, in Unix nanoseconds
+	quit chan struct{}
+	over chan struct{}
+	once sync.Once
+	err  error // set before over is closed
+}
+
+func (d *dialogue) watch() *stall {
+	w := &stall{quit: make(chan struct{}), over: make(chan struct{})}
+	w.seen.Store(time.Now().UnixNano())
+	bound := d.o.Stall
+	if bound == 0 {
+		bound = 8 * time.Second
+	}
+	go func() {
+		defer close(w.over)
+		tick := time.NewTicker(bound / 8)
+		defer tick.Stop()
+		for last := time.Now(); ; {
+			select {
+			case <-w.quit:
+				return
+			case <-tick.C:
+			}
+			now := time.Now()
+			if now.Sub(last) > bound/2 { // this process was stopped: what did not come meanwhile says nothing
+				w.seen.Store(now.UnixNano())
+			}
+			last = now
+			if now.Sub(time.Unix(0, w.seen.Load())) > bound {
+				w.err = fmt.Errorf("nothing has arrived for %v", bound)
+				d.s.Close()
+				return
+			}
+		}
+	}()
+	return w
+}
+
+// end ends the watch. It returns why it ended the session, nil if it did not.
+func (w *stall) end() error {
+	w.once.Do(func() { close(w.quit) })
+	<-w.over
+	return w.err
 }

@@ -1,7 +1,6 @@
 package push
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -303,32 +303,117 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// A host of another architecture gets the program that stands beside gorun.
+// A host whose link is cut while gorun is sent to it is given up when nothing has arrived for a while.
+func TestStall(t *testing.T) {
+	// This one reads, and says nothing; that one does not even read.
+	for _, does := range []string{"cat >/dev/null", "exec sleep 100"} {
+		w := fake(t, `set -- $(printf %s "$2" | tail -c 120); for m in "$@"; do case $m in gorun-*) break;; esac; done; echo $m send raw /tmp; echo $m got; `+does)
+		_, err := talk(t, w, way.Target{Name: "x"}, Options{Builds: builds(t), Stall: 300 * time.Millisecond})
+		if want := "x: start the agent: send gorun: nothing has arrived for 300ms"; err == nil || err.Error() != want {
+			t.Errorf("error: %v, want %s", err, want)
+		}
+	}
+	if testing.Short() {
+		return // no hosts
+	}
+	h := testhosts.New(t, 1, testhosts.Options{})
+	cmd := h.Launcher(t.Context(), "ssh", "-F", h.SSHConfig, "h1")
+	w, err := way.NewCommand(strings.Join(cmd.Args[:len(cmd.Args)-1], " "))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cut sync.Once
+	_, err = talk(t, w, way.Target{Name: "h1"}, Options{Builds: builds(t), Stall: 2 * time.Second, Progress: func(host string, sent, size int) {
+		cut.Do(func() {
+			if err := h.Cut(0); err != nil {
+				t.Error(err)
+			}
+		})
+	}})
+	if want := "h1: start the agent: send gorun: nothing has arrived for 2s"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error: %v, want %s", err, want)
+	}
+}
+
+// A host of another architecture gets the program that stands beside gorun. Here gorun itself plays the one of another.
 func TestOtherArchitecture(t *testing.T) {
 	dir := t.TempDir()
+	home(t)
 	b, err := NewBuilds(filepath.Join(dir, "gorun"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[b.own.arch]
-	if err := os.WriteFile(filepath.Join(dir, "gorun-linux-"+other), []byte("not quite a program"), 0o755); err != nil {
+	host, program := b.own.arch, b.own.data
+	b.own = newBuild(map[string]string{"amd64": "arm64", "arm64": "amd64"}[host], []byte("of another"))
+	beside := filepath.Join(dir, "gorun-linux-"+host)
+	if err := os.WriteFile(beside, program, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	o, err := b.For(t.Context(), other+" Linux")
-	if err != nil || !bytes.Equal(o.data, []byte("not quite a program")) || o.arch != other {
-		t.Errorf("%+v, %v", o, err)
-	}
-	// It is sent, found not to run, and that is said.
-	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[other]
-	bin := filepath.Join(dir, "bin")
-	if err := errors.Join(os.Mkdir(bin, 0o755), os.WriteFile(filepath.Join(bin, "uname"), []byte("#!/bin/sh\n[ \"$1\" = -m ] && echo "+machine+" || echo Linux\n"), 0o755)); err != nil {
+	s, err := talk(t, way.Shell(), way.Target{Name: "x"}, Options{Builds: b})
+	if err != nil {
 		t.Fatal(err)
 	}
-	home(t)
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	if s.Arch != host || !s.Pushed || !strings.HasSuffix(s.File, "gorun-"+newBuild(host, program).hash) {
+		t.Errorf("started %s, of %s, pushed %v", s.File, s.Arch, s.Pushed)
+	}
+	// One that does not run there is sent, and that is said.
+	b.other = map[string]*build{}
+	if err := os.WriteFile(beside, []byte("not quite a program"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	_, err = talk(t, way.Shell(), way.Target{Name: "x"}, Options{Builds: b})
 	if err == nil || !strings.Contains(err.Error(), "no directory on it takes the program and lets it run") {
 		t.Errorf("error: %v", err)
+	}
+}
+
+// A build that fails, fails once: the other hosts are told the same.
+func TestBuildFailsOnce(t *testing.T) {
+	bin := t.TempDir()
+	runs := filepath.Join(bin, "runs")
+	if err := os.WriteFile(filepath.Join(bin, "go"), []byte("#!/bin/sh\necho run >>"+runs+"\necho no such module >&2\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	b := builds(t)
+	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[b.own.arch]
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.For(over, other+" Linux"); !errors.Is(err, context.Canceled) {
+		t.Errorf("error: %v, want %v: that host was given up, and nothing is wrong with the build", err, context.Canceled)
+	}
+	for range 3 {
+		if _, err := b.For(t.Context(), other+" Linux"); err == nil || !strings.Contains(err.Error(), "it cannot be built here: go build: no such module") {
+			t.Errorf("error: %v", err)
+		}
+	}
+	if text, err := os.ReadFile(runs); err != nil || string(text) != "run\n" {
+		t.Errorf("go was run %d times, %v, want once", strings.Count(string(text), "run"), err)
+	}
+}
+
+// The architecture is known without a program that says it, where the kernel names it, and else by uname.
+func TestArchitecture(t *testing.T) {
+	for _, c := range []struct{ kernel, want string }{{"/proc/sys/kernel/arch", ""}, {"/nowhere", "riscv64 Linux"}} {
+		if _, err := os.Stat(c.kernel); err != nil && c.want == "" {
+			continue // Linux before 6.1
+		}
+		home(t)
+		bin := t.TempDir()
+		uname := "#!/bin/sh\n[ \"$1\" = -m ] && echo riscv64 || echo Linux\n"
+		if err := os.WriteFile(filepath.Join(bin, "uname"), []byte(uname), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("/bin/sh", "-c", strings.ReplaceAll(script, "/proc/sys/kernel/arch", c.kernel), "gorun", "MARK", "none:0")
+		cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+		out, err := cmd.Output() // its stdin is empty: it ends where it would wait for a hash
+		want := "\nMARK arch " + c.want + "\n"
+		if c.want == "" {
+			want = "\nMARK arch " + runtime.GOARCH + " Linux\n"
+		}
+		if x, ok := errors.AsType[*exec.ExitError](err); string(out) != want || !ok || x.ExitCode() != 1 || len(x.Stderr) > 0 {
+			t.Errorf("%s: %q, %v, want %q", c.kernel, out, err, want)
+		}
 	}
 }
 

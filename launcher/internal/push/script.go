@@ -6,12 +6,15 @@ package push
 //
 //	MARK arch X            its architecture, if we gave no build for it; we answer with a hash, or end the session
 //	MARK send gz|raw DIR   we answer "SIZE gz|raw" and send that many bytes
+//	MARK got               a block of them has come, of 256 KiB or what is left
 //	MARK bad DIR: WHY      what was sent does not run there; the next directory follows
 //	MARK none WHY          there is no directory for it; the end
 //	MARK start FILE        from here on the agent speaks
 //
+// Each program that it starts is felt when hosts are many, so it starts few: /proc names the architecture since Linux 6.1.
+//
 // A cache directory is used only if it is ours alone; else anybody could put a program there for us to run.
-const script = `set -f; m=$1; shift; umask 077; a=$(uname -m); case $a in x86_64) a=amd64;; aarch64) a=arm64;; esac; h=; ` +
+const script = `set -f; m=$1; shift; umask 077; { read -r a </proc/sys/kernel/arch; } 2>/dev/null || a=$(uname -m); case $a in x86_64) a=amd64;; aarch64) a=arm64;; esac; h=; ` +
 	`for p in "$@"; do case $p in $a:*) h=${p#*:};; esac; done; ` +
 	`if [ -z "$h" ]; then echo; echo "$m arch $a $(uname -s)"; read -r h || exit 1; fi; ` +
 	`ours() { [ -d "$1" ] && [ -O "$1" ] || return 1; [ -h "$1" ] && return 1; case $(ls -ld "$1") in drwx------*) return 0;; esac; return 1; }; ` +
@@ -26,7 +29,8 @@ const script = `set -f; m=$1; shift; umask 077; a=$(uname -m); case $a in x86_64
 	`ours "$d" || { w="$w $d is not a directory of ours alone;"; continue; }; ` +
 	`t=$d/.new-$h-$$; { : >"$t"; } 2>/dev/null || { w="$w $d cannot be written;"; continue; }; ` +
 	`echo; echo "$m send $g $d"; read -r s z || { rm -f "$t"; exit 1; }; ` +
-	`if [ "$z" = gz ]; then head -c "$s" | { gzip -dc 2>&1 >"$t"; cat >/dev/null; }; else head -c "$s" | { cat 2>&1 >"$t"; cat >/dev/null; }; fi >"$t.log"; ` +
+	`{ while [ "$s" -gt 0 ]; do b=262144; [ "$s" -lt "$b" ] && b=$s; head -c "$b"; s=$((s-b)); echo "$m got" >&3; done | ` +
+	`{ if [ "$z" = gz ]; then gzip -dc 2>&1 >"$t"; else cat 2>&1 >"$t"; fi; cat >/dev/null; } 3>&- >"$t.log"; } 3>&1; ` +
 	`chmod 700 "$t"; e=$("$t" agent verify "$h" 2>&1 </dev/null) && { ln "$t" "$d/gorun-$h" 2>/dev/null || [ -f "$d/gorun-$h" ] || mv -f "$t" "$d/gorun-$h"; } && f=$d/gorun-$h; ` +
 	`e="$e $(head -c 300 "$t.log" 2>/dev/null)"; rm -f "$t" "$t.log"; ` +
 	`if [ -n "$f" ]; then ls -t "$d" | grep "^gorun-[0-9a-f]*$" | tail -n +4 | while read -r o; do rm -f "$d/$o"; done; break; fi; ` +

@@ -44,6 +44,7 @@ type options struct {
 	aliveCountMax  int
 	network        string // tcp, tcp4 or tcp6
 	bindAddress    string
+	kex            []string // key exchanges, the preferred first
 }
 
 // Keep-alive where the configuration says nothing: a dead connection is found within a minute. OpenSSH's own default
@@ -299,6 +300,12 @@ func (e *evaluation) finish() (*options, error) {
 	default:
 		fail("addressfamily", s, errors.New("not one of any, inet, inet6"))
 	}
+	o.kex = keyExchanges
+	if s, ok := e.first["kexalgorithms"]; ok {
+		if o.kex = chosen(keyExchanges, s.value()); len(o.kex) == 0 {
+			fail("kexalgorithms", s, fmt.Errorf("gorun has none of them, only %s (--rsh ssh takes OpenSSH's client)", strings.Join(keyExchanges, ",")))
+		}
+	}
 	if s := e.first["proxyusefdpass"]; s.value() == "yes" {
 		fail("proxyusefdpass", s, errors.New("is not supported (--rsh ssh takes OpenSSH's client)"))
 	}
@@ -461,8 +468,11 @@ func resolve(ctx context.Context, sts []statement, file string, who account, t w
 		return nil, err
 	}
 	if e.beyond != "" {
-		beyond := e.beyond
+		beyond, kex := e.beyond, e.first["kexalgorithms"]
 		e = newEvaluation(who, t)
+		if len(kex.args) > 0 {
+			e.first["kexalgorithms"] = kex
+		}
 		if err := e.askClient(ctx, file, t); err != nil {
 			return nil, fmt.Errorf("%s is left to OpenSSH's client: %w", beyond, err)
 		}
@@ -513,6 +523,8 @@ func (e *evaluation) answer(out, at string) {
 			continue
 		case "userknownhostsfile", "globalknownhostsfile":
 			st.args = strings.Fields(value)
+		case "kexalgorithms": // its own default, too: what the files say is taken from them
+			continue
 		case "serveraliveinterval":
 			if value == "0" { // the same as nothing said
 				continue

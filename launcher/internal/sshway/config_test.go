@@ -206,6 +206,7 @@ func TestConfigErrors(t *testing.T) {
 		{"token", "HostName %q\n", ":1: hostname %q: the token %q is not known here"},
 		{"variable", "IdentityFile ${NO_SUCH_VARIABLE}/k\n", ":1: identityfile ${NO_SUCH_VARIABLE}/k: variable NO_SUCH_VARIABLE is not set"},
 		{"fd pass", "ProxyUseFdpass yes\n", ":1: proxyusefdpass yes: is not supported (--rsh ssh takes OpenSSH's client)"},
+		{"key exchanges", "KexAlgorithms sntrup761x25519-sha512,x*\n", ":1: kexalgorithms sntrup761x25519-sha512,x*: gorun has none of them, only mlkem768x25519-sha256,"},
 		{"family", "AddressFamily ipx\n", ":1: addressfamily ipx: not one of any, inet, inet6"},
 		{"match without value", "Match host\n", ":1: match host: no value"},
 		{"match all", "Match all host a\n", ":1: match: all stands alone"},

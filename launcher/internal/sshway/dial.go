@@ -361,6 +361,7 @@ func (c *Client) handshake(ctx context.Context, h hop, raw net.Conn, cut func())
 	stop := context.AfterFunc(ctx, cut) // x/crypto/ssh knows no contexts
 	var l *login
 	cc := &ssh.ClientConfig{
+		Config:            ssh.Config{KeyExchanges: h.o.kex},
 		User:              h.o.user,
 		ClientVersion:     clientVersion,
 		HostKeyAlgorithms: check.algorithms(),
