@@ -30,6 +30,7 @@ type exitStatus struct {
 	Code   int
 	Signal syscall.Signal // 0: it exited
 	Core   bool
+	OOM    bool // the kernel killed it, or a process of it, for lack of memory
 }
 
 func (s exitStatus) ok() bool { return s.Code == 0 && s.Signal == 0 }
@@ -44,11 +45,16 @@ func (s exitStatus) code() int {
 
 // String reads after the name of a rank: "exited with code 3", "was killed by SIGSEGV (core dumped)".
 func (s exitStatus) String() string {
-	if s.Signal == 0 {
-		return "exited with code " + strconv.Itoa(s.Code)
+	t := "exited with code " + strconv.Itoa(s.Code)
+	if s.Signal != 0 {
+		t = "was killed by " + signalName(s.Signal)
 	}
-	t := "was killed by " + signalName(s.Signal)
-	if s.Core {
+	switch {
+	case s.OOM && s.Signal == 0:
+		t += " (a process of it was killed by the kernel: out of memory)"
+	case s.OOM:
+		t += " (by the kernel: out of memory)"
+	case s.Core:
 		t += " (core dumped)"
 	}
 	return t
@@ -72,6 +78,7 @@ type Account struct {
 	Cause    int           `json:"cause"`            // the rank that failed first, -1 for none
 	Signal   string        `json:"signal,omitempty"` // the signal that interrupted the job
 	Error    string        `json:"error,omitempty"`  // what went wrong in gorun, or with the program
+	Later    string        `json:"later,omitempty"`  // what ended the job, where ranks were to go on after the first failure
 	Start    time.Time     `json:"start"`
 	End      time.Time     `json:"end"`
 	Prepared time.Duration `json:"prepared_ns"`      // from Start until the first rank was to be started: the build, the node
@@ -82,7 +89,10 @@ type Account struct {
 	Cut      bool          `json:"output_cut"`       // gorun was ended before all output had been read from it
 	Hosts    []HostAccount `json:"hosts,omitempty"`  // of a job with ranks elsewhere
 	Ranks    []RankAccount `json:"ranks"`
+	Restarts int           `json:"restarts"`           // how often the job had been started again when this attempt began
+	Attempts []*Account    `json:"attempts,omitempty"` // those before this one
 
+	used       string           // how the restarts were used, for Summary
 	suspicions []node.Suspicion // what ranks said of others, in order
 
 	midLine bool // stderr stands in the middle of a line
@@ -106,9 +116,13 @@ type HostAccount struct {
 type RankAccount struct {
 	Rank    int       `json:"rank"`
 	Host    string    `json:"host"`
-	PID     int       `json:"pid"` // 0: never started
-	Code    int       `json:"code"`
+	PID     int       `json:"pid"`  // 0: never started
+	Code    int       `json:"code"` // as a shell has it: 128+n for a signal
 	Signal  string    `json:"signal,omitempty"`
+	Core    bool      `json:"core_dumped,omitempty"`
+	OOM     bool      `json:"out_of_memory,omitempty"` // the kernel killed it, or a process of it, for lack of memory
+	Cause   string    `json:"cause"`                   // how it ended, in words
+	Stderr  []string  `json:"stderr,omitempty"`        // its last lines there; of the rank that failed first
 	Start   time.Time `json:"start,omitzero"`
 	End     time.Time `json:"end,omitzero"`
 	Joined  bool      `json:"joined"`            // it was a member of the job (bootstrap.Join)
@@ -151,18 +165,26 @@ func (r *RankAccount) before(o *RankAccount) bool {
 	if r.heard > 0 && o.heard > 0 {
 		return r.heard < o.heard
 	}
+	if !r.End.Equal(o.End) {
+		return r.End.Before(o.End)
+	}
 	return r.order < o.order
 }
 
 // failedItself reports whether the rank ended badly, and not because gorun had asked it to.
 func (r *RankAccount) failedItself() bool { return r.done && !r.status.ok() && r.Stopped == "" }
 
+// originSpan is how long after a failure the rank that it follows from may end at the latest: lastRites, on a busy machine. Where ranks go on after a failure,
+// others may fail much later, for reasons of their own.
+const originSpan = 5 * lastRites
+
 // origin is the failed rank behind the failure that was heard of first, by what the ranks say of each other.
 func (a *Account) origin(first *RankAccount) *RankAccount {
+	end := first.End
 	blamed := func(by int) *RankAccount { // by one rank; -1: by any
 		for _, s := range a.suspicions {
-			if (by < 0 || s.By == by) && a.Ranks[s.Rank].failedItself() {
-				return &a.Ranks[s.Rank]
+			if r := &a.Ranks[s.Rank]; (by < 0 || s.By == by) && r.failedItself() && r.End.Sub(end) < originSpan {
+				return r
 			}
 		}
 		return nil
@@ -215,6 +237,9 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	if first != nil {
 		a.Cause = first.Rank
 	}
+	for i := range a.Ranks {
+		a.Ranks[i].Cause = a.Ranks[i].fate()
+	}
 	switch a.Reason {
 	case ReasonDone:
 		a.Code = ExitOK
@@ -236,11 +261,39 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	default:
 		a.Code, a.Cause = ExitInternal, -1
 	}
+	if a.Cause >= 0 {
+		r := &a.Ranks[a.Cause]
+		r.Stderr = lastLines(r.tail, 5)
+	}
+}
+
+// fate says how a rank ended.
+func (r *RankAccount) fate() string {
+	switch {
+	case r.Lost:
+		return "lost with host " + r.Host
+	case r.PID == 0:
+		return "not started"
+	case !r.done:
+		return "did not end (pid " + strconv.Itoa(r.PID) + ")"
+	case r.Stopped != "" && (r.status.Signal != 0 || r.status.ok()):
+		return "ended by gorun (" + r.Stopped + ")"
+	}
+	return r.status.String()
 }
 
 // Summary is the text for a person at the end of a job that did not end well, "" for one that did: the first
 // failure, its last lines, and what followed from it.
 func (a *Account) Summary() string {
+	text := a.attemptSummary()
+	if text != "" && a.used != "" {
+		text += "  " + a.used + "\n"
+	}
+	return text
+}
+
+// attemptSummary is Summary without what concerns attempts before.
+func (a *Account) attemptSummary() string {
 	var b strings.Builder
 	if a.midLine {
 		b.WriteByte('\n')
@@ -255,7 +308,7 @@ func (a *Account) Summary() string {
 			b.WriteString(" without leaving the job (Job.Close), which is a death to the other ranks")
 		}
 		b.WriteByte('\n')
-		if lines := lastLines(r.tail, 5); !r.shown && len(lines) > 0 {
+		if lines := r.Stderr; !r.shown && len(lines) > 0 {
 			what := "its last lines on stderr"
 			if isPanic(lines[0]) {
 				what = "its panic on stderr"
@@ -295,24 +348,9 @@ func (a *Account) consequences() string {
 		if r.Rank == a.Cause {
 			continue
 		}
-		var what string
-		switch {
-		case r.Lost:
-			what = "lost with host " + r.Host
-		case r.PID == 0:
-			what = "not started"
-		case !r.done:
-			what = "did not end (pid " + strconv.Itoa(r.PID) + ")"
-		case r.Stopped != "" && (r.status.Signal != 0 || r.status.ok()):
-			what = "ended by gorun (" + r.Stopped + ")"
-		case r.status.ok():
-			if a.Reason == ReasonFailed || a.Reason == ReasonHostLost {
-				what = "exited with code 0"
-			} else {
-				continue
-			}
-		default:
-			what = r.status.String()
+		what := r.fate()
+		if r.done && r.status.ok() && r.Stopped == "" && a.Reason != ReasonFailed && a.Reason != ReasonHostLost {
+			continue
 		}
 		if groups[what] == nil {
 			order = append(order, what)
@@ -323,6 +361,9 @@ func (a *Account) consequences() string {
 		return "" // nothing followed: the job never began
 	}
 	var parts []string
+	if a.Later != "" {
+		parts = append(parts, a.Later)
+	}
 	for _, what := range order {
 		ranks := groups[what]
 		if len(ranks) > 1 {

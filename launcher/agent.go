@@ -49,7 +49,8 @@ type agentEvent struct {
 	rank    int // of rankFailed, rankExited
 	pid     int
 	status  exitStatus
-	err     error // of rankFailed, sinkFailed, agentFailed, hostLost, hostApart
+	sent    syscall.Signal // of rankExited: the last signal to end it that it had been sent, 0: none
+	err     error          // of rankFailed, sinkFailed, agentFailed, hostLost, hostApart
 	at      time.Time
 	started []startedRank // of forksDone: all ranks of the host
 }
@@ -83,6 +84,7 @@ type agent struct {
 	poller   *poller
 	quit     int // eventfd: ends the watcher
 	threads  sync.WaitGroup
+	oom      *oomWatch                                      // the watcher's
 	letDie   chan struct{}                                  // closed: the forking thread may end
 	register func(ep, op, fd int, e *unix.EpollEvent) error // unix.EpollCtl; tests make it fail
 
@@ -91,13 +93,14 @@ type agent struct {
 	since   []time.Time      // when they were
 	stopped bool             // no more forks
 	sent    syscall.Signal   // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
+	sentTo  []syscall.Signal // the last of those that each rank got, by index in cfg.ranks
 	forking int              // index of the rank whose fork is on its way, -1: none; it may run already
 	late    []syscall.Signal // for that one, when it is known
 }
 
 func newAgent(cfg agentConfig) (*agent, error) {
-	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)),
-		letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1, forking: -1}
+	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)),
+		oom: newOOMWatch(), letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1, forking: -1}
 	var err error
 	if a.poller, err = newPoller(); err != nil {
 		return nil, fmt.Errorf("agent: epoll: %w", err)
@@ -246,6 +249,7 @@ func (a *agent) forkOne(i int) error {
 	late := a.late
 	if a.sent != 0 {
 		late = append(late, a.sent)
+		a.sentTo[i] = a.sent
 	}
 	a.forking, a.late = -1, nil
 	a.mu.Unlock()
@@ -321,9 +325,12 @@ func (a *agent) watch() {
 				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, pidfd, nil)
 				unix.Close(pidfd)
 				a.mu.Lock()
-				pid := a.pids[i]
+				pid, sent := a.pids[i], a.sentTo[i]
 				a.mu.Unlock()
-				a.report(agentEvent{kind: rankExited, rank: a.cfg.ranks[i].rank, pid: pid, status: status, at: now})
+				if status.code() == exitSignalBase+int(syscall.SIGKILL) && sent != syscall.SIGKILL {
+					status.OOM = a.oom.killed()
+				}
+				a.report(agentEvent{kind: rankExited, rank: a.cfg.ranks[i].rank, pid: pid, status: status, sent: sent, at: now})
 			}
 		}
 	}
@@ -386,6 +393,9 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 				a.late = append(a.late, sig)
 			}
 			continue
+		}
+		if toEnd {
+			a.sentTo[i] = sig
 		}
 		syscall.Kill(-pid, sig)
 		if toEnd {

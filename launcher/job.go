@@ -17,6 +17,10 @@ type Job struct {
 	Device          string        // device token of the ranks ("host"); "": each rank's own choice
 	Timeout         time.Duration // end the job after this time; 0 and NoTimeout: never
 	KillGrace       time.Duration // time between asking ranks to end and killing them; 0: DefaultKillGrace, NoGrace: none
+	OnFail          string        // what becomes of the other ranks when one has failed: OnFailKill or OnFailWait; "": OnFailKill
+	TimeoutSignal   TimedSignal   // a signal to the ranks before Timeout; zero: none
+	Restarts        *int          // how often the job is started again after a failure; nil: never
+	RestartWindow   time.Duration // only failures of that much time count; 0: all
 	TagOutput       *bool         // "[3] " before each line; nil: no
 	Timestamp       *bool         // the time before each line; nil: no
 	Merge           *bool         // the ranks' stderr goes where their stdout goes; nil: no
@@ -56,6 +60,12 @@ type Setting struct {
 const (
 	StdinRank0 = "0"
 	StdinNone  = "none"
+)
+
+// Values of Job.OnFail.
+const (
+	OnFailKill = "kill" // they are ended
+	OnFailWait = "wait" // they go on until they end by themselves
 )
 
 const (

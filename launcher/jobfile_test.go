@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -12,7 +13,7 @@ import (
 )
 
 func TestDecodeJob(t *testing.T) {
-	on := true
+	on, three := true, 3
 	got, err := DecodeJob("job.toml", []byte(`
 [job]
 np = 4
@@ -34,6 +35,10 @@ kill_grace = 0
 stdin = "none"
 keep_launcher_env = true
 report = "r.json"
+on_fail = "wait"
+timeout_signal = "SIGUSR1@30s"
+restarts = 3
+window = "1h"
 
 [output]
 tag = true
@@ -47,12 +52,13 @@ files_only = true
 	}
 	want := Job{NP: 4, Program: "./train", Args: []string{"-epochs", "3"}, Dir: "/tmp", Device: "host",
 		Env:     []Setting{{Name: "CHECK", Value: "true"}, {Name: "LIMIT", Value: "1000000.0"}, {Name: "NCCL_DEBUG", Value: "INFO"}, {Name: "OMP_NUM_THREADS", Value: "4"}, {Name: "RATE", Value: "0.001"}},
-		Timeout: 10 * time.Minute, KillGrace: NoGrace, TagOutput: &on, Timestamp: &on, Merge: &on, OutputDir: "logs", FilesOnly: &on, Stdin: StdinNone, KeepLauncherEnv: &on, Report: "r.json"}
+		Timeout: 10 * time.Minute, KillGrace: NoGrace, TagOutput: &on, Timestamp: &on, Merge: &on, OutputDir: "logs", FilesOnly: &on, Stdin: StdinNone, KeepLauncherEnv: &on, Report: "r.json",
+		OnFail: OnFailWait, TimeoutSignal: TimedSignal{syscall.SIGUSR1, 30 * time.Second}, Restarts: &three, RestartWindow: time.Hour}
 	if d := cmp.Diff(got, want); d != "" {
 		t.Errorf("-got +want:\n%s", d)
 	}
 	line := "gorun -np 4 -x CHECK=true -x LIMIT=1000000.0 -x NCCL_DEBUG=INFO -x OMP_NUM_THREADS=4 -x RATE=0.001 --wdir /tmp --device host --stdin none " +
-		"--tag-output --timestamp --merge --output-dir logs --files-only --timeout 10m0s --kill-grace 0 --report r.json --keep-launcher-env ./train -epochs 3"
+		"--tag-output --timestamp --merge --output-dir logs --files-only --timeout 10m0s --kill-grace 0 --timeout-signal USR1@30s --on-fail wait --restarts 3 --restart-window 1h0m0s --report r.json --keep-launcher-env ./train -epochs 3"
 	if got := got.CommandLine(); got != line {
 		t.Errorf("command line:\n got %s\nwant %s", got, line)
 	}
@@ -109,7 +115,10 @@ stage = ["data.bin", "x y"]
 func TestDecodeJobErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"unknown key", "[job]\nnp = 4\nprogamm = \"x\"\n", "job.toml:3:1: unknown key job.progamm; did you mean program?"},
-		{"far key", "[launch]\nxyzzy = 1\n", "job.toml:2:1: unknown key launch.xyzzy; known there: hostfile, map_by, oversubscribe, stdin, tag_output, timeout, kill_grace, report, keep_launcher_env, rm, ssh_config, accept_new_host_keys, rsh, connect_timeout, port_range, stage"},
+		{"far key", "[launch]\nxyzzy = 1\n", "job.toml:2:1: unknown key launch.xyzzy; known there: hostfile, map_by, oversubscribe, stdin, tag_output, timeout, kill_grace, timeout_signal, on_fail, restarts, window, report, keep_launcher_env, rm, ssh_config, accept_new_host_keys, rsh, connect_timeout, port_range, stage"},
+		{"what else than wait", "[launch]\non_fail = \"ignore\"\n", `job.toml:2:1: on_fail = ignore: must be kill or wait`},
+		{"signal without time", "[launch]\ntimeout_signal = \"USR1\"\n", `job.toml:2:1: timeout_signal: "USR1" is no signal and time before the timeout, such as USR1@30s`},
+		{"negative restarts", "[launch]\nrestarts = -1\n", "job.toml:2:1: restarts = -1: must be a number from 0 to 1048576"},
 		{"unknown table", "\n[jobs]\n", "job.toml:2:2: unknown key jobs; did you mean job?"},
 		{"top level", "np = 4\n", "job.toml:1:1: unknown key np; it belongs into [job]"},
 		{"dotted", "job.npp = 4\n", "job.toml:1:1: unknown key job.npp; did you mean np?"},

@@ -85,6 +85,15 @@ var JobOptions = []Option{
 	{Flags: []string{"--kill-grace"}, Arg: "TIME", Env: "GORUN_KILL_GRACE", Key: "launch.kill_grace", Example: `"30s"`,
 		Help:  "time between asking ranks to end and killing them (default 5s)",
 		field: duration(func(j *Job) *time.Duration { return &j.KillGrace }, ParseGrace)},
+	{Flags: []string{"--timeout-signal"}, Arg: "SIG@TIME", Env: "GORUN_TIMEOUT_SIGNAL", Key: "launch.timeout_signal", Example: `"USR1@30s"`,
+		Help:  "send the ranks a signal so long before the timeout (USR1@30s)",
+		field: scalar(kindWord, func(j *Job) *TimedSignal { return &j.TimeoutSignal }, ParseTimedSignal, TimedSignal.String)},
+	{Flags: []string{"--on-fail"}, Arg: "HOW", Env: "GORUN_ON_FAIL", Key: "launch.on_fail", Example: `"wait"`, Values: []string{OnFailKill, OnFailWait},
+		Help: "when a rank fails, kill the others (default) or wait for them", field: word(func(j *Job) *string { return &j.OnFail }, OnFailKill, OnFailWait)},
+	{Flags: []string{"--restarts"}, Arg: "N", Env: "GORUN_RESTARTS", Key: "launch.restarts", Example: "3",
+		Help: "start the job again when a rank fails or a host is lost, N times at most (default 0)", field: restarts()},
+	{Flags: []string{"--restart-window"}, Arg: "TIME", Env: "GORUN_RESTART_WINDOW", Key: "launch.window", Example: `"1h"`,
+		Help: "give up only after more than N failures within this time (default: ever)", field: duration(func(j *Job) *time.Duration { return &j.RestartWindow }, ParseConnectTimeout)},
 	{Flags: []string{"--report"}, Arg: "FILE", Key: "launch.report", Example: `"report.json"`, Help: "write how each rank ended to a file, in JSON",
 		field: text(func(j *Job) *string { return &j.Report })},
 	{Flags: []string{"--keep-launcher-env"}, Key: "launch.keep_launcher_env", Example: "false", Help: "let the ranks inherit variables that another launcher left over",
@@ -200,6 +209,17 @@ func number(at func(*Job) *int, least, most int) field {
 		return n, nil
 	}, strconv.Itoa)
 	f.min, f.max = least, most
+	return f
+}
+
+// restarts is Job.Restarts, which may be 0.
+func restarts() field {
+	f := optional(kindNumber, func(j *Job) **int { return &j.Restarts }, func(s string) (int, error) {
+		var j Job
+		err := number(func(j *Job) *int { return &j.NP }, 0, maxRestarts).set(&j, s)
+		return j.NP, err
+	}, strconv.Itoa)
+	f.min, f.max = 0, maxRestarts
 	return f
 }
 

@@ -28,8 +28,13 @@ type Plan struct {
 	Timeout   time.Duration `json:"timeout_ns"`
 	KillGrace time.Duration `json:"kill_grace_ns"` // 0: none
 	Report    string        `json:"report,omitempty"`
-	Unused    []string      `json:"unused,omitempty"` // names of hosts that got no rank
-	Remote    Remote        `json:"remote,omitzero"`  // for the hosts that are not local
+
+	TimeoutSignal TimedSignal `json:"timeout_signal,omitzero"`
+	OnFail        string      `json:"on_fail,omitempty"` // OnFailWait; else "": OnFailKill
+	Restarts      Restarts    `json:"restarts,omitzero"`
+
+	Unused []string `json:"unused,omitempty"` // names of hosts that got no rank
+	Remote Remote   `json:"remote,omitzero"`  // for the hosts that are not local
 
 	inherit []string // what ranks on the local host inherit, without what Env sets
 }
@@ -95,6 +100,9 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	case j.KillGrace < 0:
 		p.KillGrace = 0
 	}
+	if err := j.planPolicy(p); err != nil {
+		return nil, err
+	}
 	if j.Dir != "" {
 		p.Dir, p.DirGiven = absolute(f.Dir, j.Dir), true
 	}
@@ -127,6 +135,29 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 }
 
 func isOn(b *bool) bool { return b != nil && *b }
+
+// planPolicy is what becomes of the job when something fails, or its time is over.
+func (j Job) planPolicy(p *Plan) error {
+	if j.OnFail != OnFailKill {
+		p.OnFail = j.OnFail
+	}
+	if s := j.TimeoutSignal; s.Signal != 0 && j.Timeout != NoTimeout {
+		if j.Timeout == 0 {
+			return usagef("--timeout-signal %v: a signal before the timeout needs one: --timeout", s)
+		}
+		if s.Before >= j.Timeout {
+			return usagef("--timeout-signal %v: the timeout is %v", s, j.Timeout)
+		}
+		p.TimeoutSignal = s
+	}
+	if j.RestartWindow != 0 && j.Restarts == nil {
+		return usagef("--restart-window %v: without restarts; give --restarts N", j.RestartWindow)
+	}
+	if j.Restarts != nil && *j.Restarts > 0 {
+		p.Restarts = Restarts{*j.Restarts, j.RestartWindow}
+	}
+	return nil
+}
 
 func absolute(dir, path string) string {
 	if strings.HasPrefix(path, "/") {
@@ -452,9 +483,23 @@ func (p *Plan) Write(w io.Writer) error {
 		fmt.Fprintf(&b, "stdin      to no rank\n")
 	}
 	if p.Timeout > 0 {
-		fmt.Fprintf(&b, "timeout    %v\n", p.Timeout)
+		fmt.Fprintf(&b, "timeout    %v", p.Timeout)
+		if s := p.TimeoutSignal; s.Signal != 0 {
+			fmt.Fprintf(&b, ", %s to the ranks %v before", signalName(s.Signal), s.Before)
+		}
+		b.WriteString("\n")
 	}
 	fmt.Fprintf(&b, "kill grace %v\n", p.KillGrace)
+	if p.OnFail == OnFailWait {
+		fmt.Fprintf(&b, "on failure the other ranks go on\n")
+	}
+	if s := p.Restarts; s.N > 0 {
+		fmt.Fprintf(&b, "restarts   %d", s.N)
+		if s.Window > 0 {
+			fmt.Fprintf(&b, " within %v", s.Window)
+		}
+		b.WriteString("\n")
+	}
 	if len(p.Removed) > 0 {
 		fmt.Fprintf(&b, "removed    %s\n", strings.Join(p.Removed, " "))
 	}

@@ -67,7 +67,7 @@ type remoteHost struct {
 	stdin     *remoteStdin      // nil: none of its ranks has any
 
 	where     meeting
-	began     time.Time // Start was sent; nil before
+	began     time.Time // Start was sent; zero before
 	doubted   atomic.Int64
 	paused    atomic.Bool   // this process is about to stop
 	gone      chan struct{} // closed when nothing comes any more
@@ -75,7 +75,9 @@ type remoteHost struct {
 	carried   chan struct{} // closed when all output has come
 	threads   sync.WaitGroup
 
-	mu      sync.Mutex // guards the rest
+	mu      sync.Mutex    // guards the rest
+	lag     time.Duration // estimate of what Start took to get there
+	lagged  bool          // there is one
 	last    jobState
 	left    map[int]bool // ranks that joined: whether they said goodbye
 	running map[int]bool // ranks whose end was not reported
@@ -146,11 +148,12 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 		}
 		h.forked = true
 		e := agentEvent{kind: forksDone}
+		h.travel(m.Started.At)
 		for i, s := range m.Started.Ranks {
 			if s.Rank != h.ranks[i] {
 				return fmt.Errorf("its agent reports the start of rank %d, which is not there", s.Rank)
 			}
-			e.started = append(e.started, startedRank{s.Rank, s.PID, h.began.Add(s.After)})
+			e.started = append(e.started, startedRank{s.Rank, s.PID, h.at(s.After)})
 		}
 		report(e)
 	case m.RankFailed != nil:
@@ -163,8 +166,9 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 		}
 		delete(h.running, x.Rank)
 		h.know(x.State)
-		report(agentEvent{kind: rankExited, rank: x.Rank, pid: x.PID, at: h.began.Add(x.After),
-			status: exitStatus{Code: x.Code, Signal: syscall.Signal(x.Signal), Core: x.Core}})
+		h.travel(x.After)
+		report(agentEvent{kind: rankExited, rank: x.Rank, pid: x.PID, at: h.at(x.After), sent: syscall.Signal(x.Sent),
+			status: exitStatus{Code: x.Code, Signal: syscall.Signal(x.Signal), Core: x.Core, OOM: x.OOM}})
 	case m.KeeperDied != nil:
 		report(agentEvent{kind: keeperDied, pid: m.KeeperDied.PID})
 	case m.AgentFailed != nil:
@@ -207,6 +211,17 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 	}
 	return nil
 }
+
+// travel estimates, at the first message that the agent says when it said it, how long Start was on its way: half of what both were. So
+// times of different hosts can be compared. The caller holds mu.
+func (h *remoteHost) travel(said time.Duration) {
+	if !h.lagged {
+		h.lag, h.lagged = max(0, (time.Since(h.began)-said)/2), true
+	}
+}
+
+// at is a time of the agent, since Start came, by our clock. The caller holds mu.
+func (h *remoteHost) at(after time.Duration) time.Time { return h.began.Add(h.lag + after) }
 
 // know takes the job's state. The caller holds mu.
 func (h *remoteHost) know(s *agentwire.State) {

@@ -512,7 +512,7 @@ func (s *agentServer) event(e agentEvent) {
 		m.RankFailed = f
 	case forksDone:
 		s.forked = true
-		m.Started = &agentwire.Started{}
+		m.Started = &agentwire.Started{At: time.Since(s.began)}
 		for _, r := range e.started {
 			after := time.Duration(0)
 			if r.pid != 0 {
@@ -527,7 +527,7 @@ func (s *agentServer) event(e agentEvent) {
 		}
 	case rankExited:
 		s.nEnded++
-		m.Exited = &agentwire.Exited{Rank: e.rank, PID: e.pid, Code: e.status.Code, Signal: int(e.status.Signal), Core: e.status.Core, After: e.at.Sub(s.began)}
+		m.Exited = &agentwire.Exited{Rank: e.rank, PID: e.pid, Code: e.status.Code, Signal: int(e.status.Signal), Core: e.status.Core, OOM: e.status.OOM, Sent: int(e.sent), After: e.at.Sub(s.began)}
 		if s.job.Node == 0 {
 			m.Exited.State = s.state()
 		}

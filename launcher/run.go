@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -46,6 +45,10 @@ const (
 	// drainAfterSignal bounds how long output is still carried to a slow reader, once the job was interrupted or its
 	// time was over.
 	drainAfterSignal = time.Second
+	// lossSeen is more than the time until the loss of a host is seen: a rank that failed longer before did not fail because of it.
+	lossSeen = silentAlone + 5*time.Second
+	// resumeSeen bounds the wait for the signal that has ended a stop of this process.
+	resumeSeen = time.Second
 	// adoptEvery is how often processes that ranks left behind are reaped.
 	adoptEvery = 5 * time.Second
 )
@@ -78,7 +81,9 @@ type runner struct {
 	acct     *Account
 	hosts    []hostAgent // by index in the plan; host 0 holds the job's state
 	events   chan agentEvent
+	series   *series        // of the attempts that this one belongs to
 	suspends chan os.Signal // SIGTSTP; nil where this process is not ours alone
+	resumes  chan os.Signal // SIGCONT; nil likewise
 	output   *outputs
 	hasStdin func()      // to be called when rank 0 has its stdin; may be nil
 	release  []func()    // what to give back at the end, in reverse order
@@ -99,48 +104,11 @@ type runner struct {
 	nStarted  int // ranks; known when forking is 0
 	nEnded    int
 	lastSig   syscall.Signal
+	asked     bool             // a signal to end the job came
 	pressed   time.Time        // when SIGINT came first
-	failed    int              // the rank whose failure ends the job; -1: none
+	failed    int              // the rank whose failure was seen first; -1: none
 	suspects  map[int]bool     // ranks that are left alone for lastRites: they may be the cause of a failure
 	spared    <-chan time.Time // when that is over
-}
-
-// Run carries a plan out and returns when every rank has ended and all output has been written. Cancelling ctx
-// interrupts the job as SIGTERM does. Nothing of the job is left then, on any path.
-func Run(ctx context.Context, p *Plan, o Options) *Account {
-	plan := *p // the build sets the program's path, which is good for this run only
-	r := &runner{plan: &plan, o: o, failed: -1, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone}}
-	if r.o.Stdout == nil {
-		r.o.Stdout = io.Discard
-	}
-	if r.o.Stderr == nil {
-		r.o.Stderr = io.Discard
-	}
-	if r.o.start == nil {
-		r.o.start = startNode
-	}
-	if o.OwnProcess && !signal.Ignored(syscall.SIGTSTP) {
-		r.suspends = make(chan os.Signal, 1)
-		signal.Notify(r.suspends, syscall.SIGTSTP)
-		defer signal.Stop(r.suspends)
-	}
-	r.hosts, r.bringing, r.lost = make([]hostAgent, len(p.Hosts)), make([]bool, len(p.Hosts)), make([]bool, len(p.Hosts))
-	for _, pr := range p.Ranks {
-		r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: pr.Rank, Host: p.Hosts[pr.Host].Name})
-	}
-	if err := r.prepare(ctx); err != nil {
-		r.internal(err)
-		r.closeHosts()
-		r.giveBack()
-		r.acct.End = time.Now()
-		r.acct.settle(r.interrupt, r.cannotRun)
-		return r.acct
-	}
-	r.run(ctx)
-	r.wind()
-	r.acct.End = time.Now()
-	r.acct.settle(r.interrupt, r.cannotRun)
-	return r.acct
 }
 
 // internal sets the reason for an error of our own, or of the program's start.
@@ -180,7 +148,7 @@ func (r *runner) build(ctx context.Context) error {
 		case <-r.suspends:
 			r.suspend()
 		case s := <-r.o.Signals:
-			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
+			if endsJob(s) {
 				cancel()
 				<-done
 				r.interrupt = s.(syscall.Signal)
@@ -216,7 +184,8 @@ func (r *runner) prepare(ctx context.Context) error {
 	if p.Program.GoDir != "" && p.Program.Path == "" {
 		err := r.build(ctx)
 		if p.Program.scratch != "" {
-			r.later(func() { os.RemoveAll(p.Program.scratch) })
+			scratch := p.Program.scratch
+			r.series.release = append(r.series.release, func() { os.RemoveAll(scratch) })
 		}
 		if err != nil {
 			return err
@@ -351,11 +320,20 @@ func (r *runner) say(format string, args ...any) {
 
 // run is the life of the job from the first fork until the last rank has ended.
 func (r *runner) run(ctx context.Context) {
-	var timeout, adopt <-chan time.Time
+	var timeout, warn, adopt <-chan time.Time
 	if r.plan.Timeout > 0 {
-		t := time.NewTimer(r.plan.Timeout)
+		if r.series.deadline.IsZero() {
+			r.series.deadline = time.Now().Add(r.plan.Timeout)
+		}
+		t := time.NewTimer(time.Until(r.series.deadline))
 		defer t.Stop()
 		timeout = t.C
+		// A restart that comes too late for the warning does without: ranks that just start do not expect it.
+		if w := time.Until(r.series.deadline) - r.plan.TimeoutSignal.Before; r.plan.TimeoutSignal.Signal != 0 && w > 0 {
+			t := time.NewTimer(w)
+			defer t.Stop()
+			warn = t.C
+		}
 	}
 	if r.o.OwnProcess {
 		t := time.NewTicker(adoptEvery)
@@ -378,14 +356,18 @@ func (r *runner) run(ctx context.Context) {
 			}
 		case <-r.suspends:
 			r.suspend()
+		case <-r.resumes:
+			r.toRanks(syscall.SIGCONT, nil)
 		case <-done:
 			done = nil
 			r.signal(syscall.SIGTERM)
-		case <-timeout:
+		case <-warn:
 			if !r.ending {
-				r.acct.Error = fmt.Sprintf("the job has run for %v", r.plan.Timeout)
+				r.say("timeout in %v: %s to the ranks", r.plan.TimeoutSignal.Before, signalName(r.plan.TimeoutSignal.Signal))
+				r.toRanks(r.plan.TimeoutSignal.Signal, nil)
 			}
-			r.end(ReasonTimeout, syscall.SIGTERM, syscall.SIGKILL)
+		case <-timeout:
+			r.endFor(ReasonTimeout, fmt.Sprintf("the job has run for %v", r.plan.Timeout), syscall.SIGTERM, syscall.SIGKILL)
 		case <-r.next:
 			if r.lastSig == 0 { // lastWords are over
 				r.suspect()
@@ -408,6 +390,9 @@ func (r *runner) run(ctx context.Context) {
 
 // progress says why the job is being ended.
 func (r *runner) progress() string {
+	if r.acct.Later != "" {
+		return r.acct.Later
+	}
 	switch r.acct.Reason {
 	case ReasonFailed:
 		r.acct.suspicions = r.hosts[0].state().suspicions
@@ -458,18 +443,13 @@ func (r *runner) event(e agentEvent) {
 	case rankExited:
 		r.exited(e)
 	case keeperDied:
-		if !r.ending {
-			r.acct.Error = fmt.Sprintf("the keeper (pid %d) died: the job was ended, for nothing would have ended it if gorun were killed", e.pid)
-			if len(r.hosts) > 1 {
-				r.acct.Error = fmt.Sprintf("host %s: %s", r.plan.Hosts[e.host].Name, r.acct.Error)
-			}
-			r.end(ReasonInternal, syscall.SIGTERM, syscall.SIGKILL)
+		text := fmt.Sprintf("the keeper (pid %d) died: the job was ended, for nothing would have ended it if gorun were killed", e.pid)
+		if len(r.hosts) > 1 {
+			text = fmt.Sprintf("host %s: %s", r.plan.Hosts[e.host].Name, text)
 		}
+		r.endFor(ReasonInternal, text, syscall.SIGTERM, syscall.SIGKILL)
 	case agentFailed:
-		if !r.ending {
-			r.acct.Error = e.err.Error()
-			r.end(ReasonInternal, syscall.SIGKILL)
-		}
+		r.endFor(ReasonInternal, e.err.Error(), syscall.SIGKILL)
 	case hostLost:
 		r.loseHost(e)
 	case hostMet:
@@ -480,18 +460,12 @@ func (r *runner) event(e agentEvent) {
 			r.verbose("all hosts are members after %v", r.acct.Met.Round(time.Millisecond))
 		}
 	case hostApart:
-		if !r.ending {
-			r.acct.Error = fmt.Sprintf("host %s: %v", r.plan.Hosts[e.host].Name, e.err)
-			r.end(ReasonNotStarted, syscall.SIGTERM, syscall.SIGKILL)
-		}
+		r.endFor(ReasonNotStarted, fmt.Sprintf("host %s: %v", r.plan.Hosts[e.host].Name, e.err), syscall.SIGTERM, syscall.SIGKILL)
 	case sinkFailed:
-		switch {
-		case r.ending:
-		case errBrokenPipe(e.err):
-			r.end(ReasonReader, syscall.SIGTERM, syscall.SIGKILL)
-		default:
-			r.acct.Error = e.err.Error()
-			r.end(ReasonInternal, syscall.SIGTERM, syscall.SIGKILL)
+		if errBrokenPipe(e.err) {
+			r.endFor(ReasonReader, "nobody reads stdout any more", syscall.SIGTERM, syscall.SIGKILL)
+		} else {
+			r.endFor(ReasonInternal, e.err.Error(), syscall.SIGTERM, syscall.SIGKILL)
 		}
 	}
 }
@@ -532,13 +506,12 @@ func (r *runner) loseHost(e agentEvent) {
 		}
 	}
 	r.brought(e.host)
+	why := fmt.Sprintf("host %s is lost: %v", name, e.err)
 	// What failed shortly before may be what followed from it.
-	if first := !r.ending; first || r.acct.Reason == ReasonFailed {
-		r.acct.Error = fmt.Sprintf("host %s is lost: %v", name, e.err)
-		if r.acct.Reason = ReasonHostLost; first {
-			r.end(ReasonHostLost, syscall.SIGTERM, syscall.SIGKILL)
-		}
+	if r.acct.Reason == ReasonFailed && time.Since(r.acct.Ranks[r.failed].End) < lossSeen {
+		r.acct.Reason, r.acct.Error = ReasonHostLost, why
 	}
+	r.endFor(ReasonHostLost, why, syscall.SIGTERM, syscall.SIGKILL)
 }
 
 // suspend stops the ranks and this process, as Ctrl-Z asks, and lets the ranks go on when this process does.
@@ -551,6 +524,11 @@ func (r *runner) suspend() {
 	runtime.LockOSThread()
 	unix.Tgkill(unix.Getpid(), unix.Gettid(), syscall.SIGSTOP)
 	runtime.UnlockOSThread()
+	// SIGCONT ended the stop: it is taken here, that ranks get it once.
+	select {
+	case <-r.resumes:
+	case <-time.After(resumeSeen):
+	}
 	if r.started {
 		r.toRanks(syscall.SIGCONT, nil)
 	}
@@ -567,25 +545,33 @@ func (r *runner) exited(e agentEvent) {
 	a := &r.acct.Ranks[e.rank]
 	r.nEnded++
 	a.PID, a.order, a.done, a.End, a.status = e.pid, r.nEnded, true, e.at, e.status
-	a.Code = e.status.code()
+	a.Code, a.Core, a.OOM = e.status.code(), e.status.Core, e.status.OOM
 	if e.status.Signal != 0 {
 		a.Signal = signalName(e.status.Signal)
 	}
-	if r.lastSig != 0 && !r.suspects[e.rank] {
-		a.Stopped = signalName(r.lastSig)
+	if e.sent != 0 {
+		a.Stopped = signalName(e.sent)
 	}
 	r.hosts[e.host].note(e)
-	if !e.status.ok() && !r.ending {
-		a.Stopped = ""
-		r.failed = e.rank
+	if e.status.ok() || r.ending {
+		return
+	}
+	first := r.failed < 0
+	if first {
+		r.failed, r.acct.Reason = e.rank, ReasonFailed
+	}
+	switch {
+	case r.plan.OnFail != OnFailWait:
 		r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
+	case first && r.nEnded < len(r.acct.Ranks):
+		r.say("rank %d %v; the others go on (--on-fail wait)", e.rank, e.status)
 	}
 }
 
 // suspect spares the ranks that the job lost before it lost the one that has failed, and those that others blame for their failure, as
 // far as they have not ended yet: what we see may be what followed from the end of one of them.
 func (r *runner) suspect() {
-	if r.failed < 0 {
+	if r.failed < 0 || r.plan.OnFail == OnFailWait {
 		return
 	}
 	var maybe []int
@@ -612,19 +598,34 @@ func (r *runner) suspect() {
 	}
 }
 
+// endFor is end for a cause that text tells.
+func (r *runner) endFor(why Reason, text string, signals ...syscall.Signal) {
+	switch {
+	case r.ending:
+		return
+	case r.acct.Reason == ReasonFailed: // a rank had failed, and the others were to go on: that stays the cause
+		r.acct.Later = text
+	case why != ReasonSignal && why != ReasonReader:
+		r.acct.Error = text
+	}
+	r.end(why, signals...)
+}
+
 // end begins to end the job: the signals go to all ranks, each a kill grace after the one before.
 func (r *runner) end(why Reason, signals ...syscall.Signal) {
 	if r.ending {
 		return
 	}
 	r.ending = true
-	r.acct.Reason = why
+	if r.acct.Reason == ReasonDone {
+		r.acct.Reason = why
+	}
 	for _, h := range r.hosts {
 		h.stopForks()
 	}
 	r.sequence = signals
 	switch {
-	case r.failed >= 0 && r.plan.KillGrace > 0:
+	case why == ReasonFailed && r.plan.KillGrace > 0:
 		r.hosts[0].refresh()
 		r.next = time.After(lastWords)
 	case why == ReasonHostLost && r.plan.KillGrace > 0:
@@ -670,14 +671,15 @@ func (r *runner) escalate() {
 func (r *runner) signal(sig syscall.Signal) {
 	switch sig {
 	case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP:
+		r.asked = true
 		if !r.ending {
 			r.interrupt = sig
+			signals := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}
 			if sig == syscall.SIGINT {
 				r.pressed = time.Now()
-				r.end(ReasonSignal, syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL)
-			} else {
-				r.end(ReasonSignal, syscall.SIGTERM, syscall.SIGKILL)
+				signals = append([]syscall.Signal{sig}, signals...)
 			}
+			r.endFor(ReasonSignal, "interrupted by "+signalName(sig), signals...)
 			return
 		}
 		if r.lastSig == 0 { // a rank has failed, and the wait for lastWords is over now
@@ -689,8 +691,10 @@ func (r *runner) signal(sig syscall.Signal) {
 			r.sequence = []syscall.Signal{syscall.SIGKILL}
 			r.escalate()
 		}
-	case syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT:
-		r.toRanks(sig, nil)
+	default:
+		if isForwarded(sig) {
+			r.toRanks(sig, nil)
+		}
 	}
 }
 
@@ -783,8 +787,9 @@ func (r *runner) drain() bool {
 		case e := <-r.events:
 			r.event(e)
 		case s := <-r.o.Signals:
-			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
-				if !r.ending {
+			if endsJob(s) {
+				r.asked = true
+				if !r.ending && r.failed < 0 {
 					r.ending, r.interrupt, r.acct.Reason = true, s.(syscall.Signal), ReasonSignal
 				}
 				return false

@@ -58,6 +58,7 @@ func (e Env) Environ() []string {
 	num("ROLE_RANK", e.Rank)
 	num("ROLE_WORLD_SIZE", e.Size)
 	str("ROLE_NAME", "default")
+	num("TORCHELASTIC_RESTART_COUNT", e.Restart)
 	num("LOCAL_SIZE", e.LocalSize)
 	num("CROSS_RANK", e.Node)
 	num("CROSS_SIZE", e.Nodes)

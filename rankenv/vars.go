@@ -25,7 +25,7 @@ var Vars = []Var{
 	{"GORUN_LOCAL_SIZE", ByGorun, "number of ranks on this host"},
 	{"GORUN_NODE", ByGorun, "index of this host among the job's hosts"},
 	{"GORUN_NODES", ByGorun, "number of hosts in the job"},
-	{"GORUN_RESTART", ByGorun, "how often the job was restarted"},
+	{"GORUN_RESTART", ByGorun, "how often the job was restarted: 0 at first"},
 	{"GORUN_CONTROL", ByGorun, "abstract unix socket of the host's bootstrap node, without the leading NUL"},
 
 	{"RANK", ByGorun, "PyTorch: as GORUN_RANK"},
@@ -39,6 +39,7 @@ var Vars = []Var{
 	{"ROLE_NAME", ByGorun, "PyTorch: always \"default\""},
 	{"MASTER_ADDR", ByGorun, "PyTorch: address of rank 0's host, for its meeting point"},
 	{"MASTER_PORT", ByGorun, "PyTorch: port of the meeting point, kept for rank 0, which binds it with SO_REUSEADDR (as PyTorch, gRPC and Go do)"},
+	{"TORCHELASTIC_RESTART_COUNT", ByGorun, "PyTorch: as GORUN_RESTART"},
 	{"LOCAL_SIZE", ByGorun, "DeepSpeed: as GORUN_LOCAL_SIZE"},
 	{"CROSS_RANK", ByGorun, "DeepSpeed: as GORUN_NODE"},
 	{"CROSS_SIZE", ByGorun, "DeepSpeed: as GORUN_NODES"},

@@ -65,9 +65,11 @@ func newRootCmd(io stdio) *cobra.Command {
 		text        func() string
 	}{
 		{"exit-codes", "exit codes of gorun", exitCodesHelp},
+		{"failures", "what happens when a rank fails, and restarts", func() string { return failuresHelp }},
 		{"hosts", "how hosts are given, reached and filled", func() string { return hostsHelp }},
 		{"environment", "variables that gorun sets and reads", environmentHelp},
 		{"job-file", "the form of a job file", jobFileHelp},
+		{"report", "what --report writes", func() string { return reportHelp }},
 		{"signals", "what gorun does on a signal", func() string { return signalsHelp }},
 	} {
 		topic := &cobra.Command{Use: t.name, Short: t.short}

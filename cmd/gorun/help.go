@@ -61,7 +61,8 @@ Commands:
   config      check a job file, or show what it asks for
   version     print the version
   completion  write a completion script for a shell
-  help        this help, and the topics exit-codes, hosts, environment, job-file, signals
+  help        this help, and the topics exit-codes, failures, hosts, environment, job-file,
+              report, signals
 `)
 	return b.String()
 }
@@ -94,7 +95,7 @@ func exitCodesHelp() string {
 	for _, c := range exitCodes {
 		fmt.Fprintf(&b, "  %-6s %s\n", c.code, c.text)
 	}
-	b.WriteString("\nWhen a rank fails, the others get 0.15 s to end by themselves; then they are asked to end (SIGTERM) and killed after --kill-grace.\n")
+	b.WriteString("\nWhen a rank fails, the others get 0.15 s to end by themselves; then they are asked to end (SIGTERM) and killed after --kill-grace. See help failures.\n")
 	return b.String()
 }
 
@@ -187,26 +188,6 @@ place as here. No file of a host is replaced: another one in that place is an er
 What was sent goes at the end, also when gorun or its agent there is killed, and so does
 the job's own directory, with what ranks left in it. After a loss of power the next job
 that sends something removes that directory; a file in another place stays.
-`
-
-const signalsHelp = `What gorun does on a signal:
-
-  SIGINT (Ctrl-C)      SIGINT to the ranks, SIGTERM after --kill-grace, SIGKILL after another
-  SIGINT again         SIGKILL to the ranks at once
-  SIGTERM, SIGHUP      SIGTERM to the ranks, SIGKILL after --kill-grace
-  SIGUSR1, SIGUSR2,    the same signal to the ranks
-  SIGQUIT
-  SIGTSTP (Ctrl-Z)     SIGSTOP to the ranks, and gorun stops; when it goes on, they do
-  SIGKILL              cannot be seen: the keeper, a second process, kills the ranks
-
-Each rank is the leader of a session of its own, and signals go to its whole process
-group. When the last rank has ended, whatever ranks left running is killed.
-
-On other hosts gorun's agents do it. When gorun or the connection to it is gone, an
-agent ends its ranks within two seconds. A host that has not answered for 8 s, and that
-the other hosts do not reach either, is given up (exit code 123); 20 s without an
-answer are enough alone. An agent that is cut off ends its ranks by the same rule, and
-after 45 s in any case: so long may gorun itself be stopped by SIGSTOP.
 `
 
 // version is set at build time (-ldflags -X main.version=...); without it the module's version counts.

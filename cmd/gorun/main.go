@@ -4,7 +4,6 @@ package main
 import (
 	"os"
 	"os/signal"
-	"syscall"
 
 	"github.com/gorun-dev/gorun/launcher"
 )
@@ -20,7 +19,7 @@ type stdio struct {
 
 func realMain(args []string) int {
 	c := make(chan os.Signal, 16)
-	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2} {
+	for _, sig := range launcher.Signals() {
 		if !signal.Ignored(sig) { // nohup, or a background job of a shell script: it stays so
 			signal.Notify(c, sig)
 		}

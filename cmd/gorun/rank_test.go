@@ -46,6 +46,18 @@ func rankMain() {
 	case "sleep":
 		mark("up" + me)
 		time.Sleep(time.Hour)
+	case "memory":
+		// All there is.
+		for all := [][]byte{}; ; {
+			block := make([]byte, 1<<20)
+			for i := 0; i < len(block); i += 4096 {
+				block[i] = 1
+			}
+			all = append(all, block)
+			if len(all) == 4096 {
+				os.Exit(98) // there is too much
+			}
+		}
 	case "args":
 		// Everything as it came, quoted.
 		for _, a := range args[1:] {

@@ -196,7 +196,10 @@ type Lose struct {
 }
 
 // Started says that no more ranks will be started, and which were.
-type Started struct{ Ranks []StartedRank }
+type Started struct {
+	Ranks []StartedRank
+	At    time.Duration // when this was said, since Start came
+}
 
 // StartedRank is one rank of Started: all of the host are named.
 type StartedRank struct {
@@ -214,7 +217,8 @@ type RankFailed struct {
 // Exited says how a rank ended.
 type Exited struct {
 	Rank, PID, Code, Signal int
-	Core                    bool
+	Core, OOM               bool
+	Sent                    int           // the last signal to end it that it had been sent before, 0: none
 	After                   time.Duration // since Start came
 	State                   *State        `json:",omitempty"` // on host 0
 }

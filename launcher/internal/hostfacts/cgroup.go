@@ -63,6 +63,36 @@ func (h host) coreLimit() float64 {
 	return least
 }
 
+// OOMKills counts the processes of this process's control group that the kernel has killed for lack of memory; of the whole machine where no group
+// counts them. Only differences mean something.
+func OOMKills() (n int, ok bool) { return host{Options{Root: "/"}}.oomKills() }
+
+func (h host) oomKills() (n int, ok bool) {
+	g := h.groups()
+	if group, there := g[""]; there {
+		if all := h.files("", group, "memory.events"); len(all) > 0 {
+			return field(all[0], "oom_kill")
+		}
+	}
+	if group, there := g["memory"]; there {
+		if all := h.files("memory", group, "memory.oom_control"); len(all) > 0 {
+			return field(all[0], "oom_kill")
+		}
+	}
+	return field(h.text("proc/vmstat"), "oom_kill")
+}
+
+// field is the number behind a name at the start of a line.
+func field(text, name string) (n int, ok bool) {
+	for line := range strings.Lines(text) {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == name {
+			n, err := strconv.Atoi(f[1])
+			return n, err == nil
+		}
+	}
+	return 0, false
+}
+
 // memoryLimit is the least limit of the groups, and what is used of it; -1: none.
 func (h host) memoryLimit() (limit, used int64) {
 	limit = -1

@@ -119,6 +119,27 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+func TestOOMKills(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		files []string
+		want  int
+		ok    bool
+	}{
+		{"one hierarchy", []string{"proc/self/cgroup=0::/j", "sys/fs/cgroup/j/memory.events=low 0|oom 9|oom_kill 2|oom_group_kill 0", "sys/fs/cgroup/memory.events=oom_kill 5"}, 2, true},
+		{"in a container", []string{"proc/self/cgroup=0::/docker/1", "sys/fs/cgroup/memory.events=oom_kill 5"}, 5, true},
+		{"several", []string{"proc/self/cgroup=4:memory:/j|0::/", "sys/fs/cgroup/memory/j/memory.oom_control=oom_kill_disable 0|under_oom 0|oom_kill 3"}, 3, true},
+		{"an old kernel", []string{"proc/self/cgroup=4:memory:/j", "sys/fs/cgroup/memory/j/memory.oom_control=oom_kill_disable 0", "proc/vmstat=oom_kill 7"}, 0, false},
+		{"no group", []string{"proc/self/cgroup=0::/", "proc/vmstat=nr_free_pages 7|oom_kill 7|oom_kill_x 8"}, 7, true},
+		{"nothing", nil, 0, false},
+		{"odd", []string{"proc/vmstat=oom_kill x"}, 0, false},
+	} {
+		if n, ok := at(tree(t, tt.files...)).oomKills(); n != tt.want || ok != tt.ok {
+			t.Errorf("%s: got %d, %v, want %d, %v", tt.name, n, ok, tt.want, tt.ok)
+		}
+	}
+}
+
 func TestMemory(t *testing.T) {
 	h := at(tree(t, "proc/meminfo=MemTotal:        1000 kB|MemFree: 5 kB|MemAvailable:    600 kB|odd", "proc/self/cgroup=0::/j",
 		"sys/fs/cgroup/j/memory.max=102400", "sys/fs/cgroup/j/memory.current=4096"))
@@ -203,5 +224,6 @@ func FuzzTexts(f *testing.F) {
 			t.Errorf("%q: %v cores", group, c)
 		}
 		h.memoryLimit()
+		h.oomKills()
 	})
 }

@@ -1,0 +1,299 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher"
+)
+
+// report is what a test reads of a job's report.
+type report struct {
+	Job         string
+	Code, Cause int
+	Reason      launcher.Reason
+	Later       string
+	Restarts    int
+	Attempts    []report
+	Ranks       []struct {
+		Rank, PID, Code int
+		Host            string
+		Signal          string
+		Core            bool `json:"core_dumped"`
+		OOM             bool `json:"out_of_memory"`
+		Cause           string
+		Stderr          []string
+		Start, End      time.Time
+	}
+}
+
+// reporting makes the job write a report, which the function it returns reads.
+func (j *job) reporting() func() report {
+	file := filepath.Join(j.dir, "report.json")
+	j.cmd.Args = slices.Insert(j.cmd.Args, 1, "--report", file)
+	return func() (r report) {
+		j.t.Helper()
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = json.Unmarshal(text, &r)
+		}
+		if err != nil {
+			j.t.Fatalf("report: %v; stderr:\n%s", err, j.err.String())
+		}
+		return r
+	}
+}
+
+// everywhere runs a test with ranks on this machine, and on hosts that are all this machine.
+func everywhere(t *testing.T, f func(t *testing.T, newJob func(t *testing.T, args ...string) *job)) {
+	home := remoteHome(t)
+	t.Run("here", func(t *testing.T) { f(t, newJob) })
+	t.Run("hosts", func(t *testing.T) {
+		f(t, func(t *testing.T, args ...string) *job { t.Helper(); return remoteJob(t, home, "a:2,b:2", args...) })
+	})
+}
+
+// after is shell code: after RANK waits for the end of a rank that has said where it is.
+const after = `echo $$ >$RANKDIR/tmp$RANK; mv $RANKDIR/tmp$RANK $RANKDIR/pid$RANK
+after() { until [ -e $RANKDIR/pid$1 ]; do sleep 0.01; done; while grep -q '^State:.[^ZX]' /proc/$(cat $RANKDIR/pid$1)/status 2>/dev/null; do sleep 0.01; done; }
+`
+
+// Each key of the report is in help report.
+func TestReportIsDocumented(t *testing.T) {
+	words := map[string]bool{}
+	for _, w := range regexp.MustCompile(`[a-z_]+`).FindAllString(reportHelp, -1) {
+		words[w] = true
+	}
+	for _, typ := range []reflect.Type{reflect.TypeFor[launcher.Account](), reflect.TypeFor[launcher.RankAccount](), reflect.TypeFor[launcher.HostAccount]()} {
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			key, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			switch {
+			case !f.IsExported():
+			case key == "":
+				t.Errorf("%v.%s has no key", typ, f.Name)
+			case !words[key]:
+				t.Errorf("%s is not in help report", key)
+			}
+		}
+	}
+}
+
+// Row 22 of what users of other launchers report: codes are not mixed, a signal is no success, and all are in the report.
+func TestExitCodes(t *testing.T) {
+	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
+		for _, c := range []struct {
+			name, script string
+			code, cause  int
+			ends         string // of ranks, in the report
+		}{
+			{"1 and 2", after + `case $RANK in 0) exit 1;; 1) after 0; exit 2;; esac; after 1`, 1, 0, "exited with code 1; exited with code 2"},
+			{"2 and 1", after + `case $RANK in 1) exit 2;; 0) after 1; exit 1;; esac; after 0`, 2, 1, "exited with code 1; exited with code 2"},
+			{"255", `[ $RANK = 1 ] && exit 255; sleep 1000`, 255, 1, "ended by gorun (SIGTERM); exited with code 255"},
+			{"fault", `[ $RANK = 0 ] && kill -SEGV $$; sleep 1000`, 139, 0, "was killed by SIGSEGV; ended by gorun (SIGTERM)"},
+			{"abort", `[ $RANK = 0 ] && kill -ABRT $$; sleep 1000`, 134, 0, "was killed by SIGABRT; ended by gorun (SIGTERM)"},
+			{"all well", `exit 0`, 0, -1, "exited with code 0; exited with code 0"},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				j := newJob(t, "-np", "2", "sh", "-c", c.script)
+				report := j.reporting()
+				if got := j.run(); got != c.code {
+					t.Errorf("exit code %d, want %d: %s", got, c.code, j.err.String())
+				}
+				j.goneIn(time.Second)
+				r := report()
+				// Whether a core was dumped is the machine's matter.
+				ends := strings.ReplaceAll(r.Ranks[0].Cause+"; "+r.Ranks[1].Cause, " (core dumped)", "")
+				if r.Code != c.code || r.Cause != c.cause || ends != c.ends {
+					t.Errorf("report: code %d, cause %d, %q, want %d, %d, %q", r.Code, r.Cause, ends, c.code, c.cause, c.ends)
+				}
+				for _, k := range r.Ranks {
+					if k.PID == 0 || k.Host == "" || !k.End.After(k.Start) || k.Code == 0 != (k.Cause == "exited with code 0") {
+						t.Errorf("report of rank %d: %+v", k.Rank, k)
+					}
+				}
+			})
+		}
+	})
+}
+
+// Row 23: one fails at once, the others would sleep for ever. With --on-fail wait they end as they like.
+func TestOneFailsOthersGoOn(t *testing.T) {
+	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
+		t.Run("kill", func(t *testing.T) {
+			j := newJob(t, "-np", "3", "sh", "-c", `[ $RANK = 1 ] && { echo no luck >&2; exit 7; }; sleep 1000`)
+			report := j.reporting()
+			if got := j.run(); got != 7 {
+				t.Errorf("exit code %d, want 7", got)
+			}
+			j.goneIn(time.Second)
+			if want := regexp.MustCompile(`(?m)^gorun: rank 1 \(host \S+, pid \d+\) exited with code 7 after \S+\n  then: ranks 0,2 ended by gorun \(SIGTERM\)\n\z`); !want.MatchString(j.err.String()) {
+				t.Errorf("stderr %q, want %v", j.err.String(), want)
+			}
+			r := report()
+			// When the last of them ended, by gorun's clock.
+			if end := slices.MaxFunc([]time.Time{r.Ranks[0].End, r.Ranks[2].End}, time.Time.Compare); end.Sub(r.Ranks[1].End) > 3*time.Second {
+				t.Errorf("the others ended %v after the failure", end.Sub(r.Ranks[1].End))
+			}
+			if got := r.Ranks[1].Stderr; !slices.Equal(got, []string{"no luck"}) {
+				t.Errorf("stderr in the report: %q", got)
+			}
+		})
+		t.Run("wait", func(t *testing.T) {
+			j := newJob(t, "-np", "3", "--on-fail", "wait", "sh", "-c", after+`case $RANK in 1) exit 7;; 0) after 1; sleep 0.4; echo done;; 2) after 0; exit 9;; esac`)
+			report := j.reporting()
+			if got := j.run(); got != 7 || j.out.String() != "done\n" {
+				t.Errorf("exit code %d, want 7; output %q", got, j.out.String())
+			}
+			want := regexp.MustCompile(`^gorun: rank 1 exited with code 7; the others go on \(--on-fail wait\)\ngorun: rank 1 \(host \S+, pid \d+\) exited with code 7 after \S+\n  then: rank 0 exited with code 0; rank 2 exited with code 9\n\z`)
+			if !want.MatchString(j.err.String()) {
+				t.Errorf("stderr %q, want %v", j.err.String(), want)
+			}
+			if r := report(); r.Reason != launcher.ReasonFailed || r.Cause != 1 {
+				t.Errorf("report %+v", r)
+			}
+		})
+		t.Run("wait, then ctrl-c", func(t *testing.T) {
+			j := newJob(t, "-np", "2", "--on-fail", "wait", "sh", "-c", `[ $RANK = 1 ] && exit 7; exec rank signals`)
+			said := j.stderrLines()
+			j.start().until("up0")
+			if line := said(); line != "gorun: rank 1 exited with code 7; the others go on (--on-fail wait)\n" {
+				t.Errorf("stderr %q", line)
+			}
+			j.cmd.Process.Signal(syscall.SIGINT)
+			j.until("sig0-2")
+			time.Sleep(200 * time.Millisecond) // a person's second Ctrl-C does not come at once
+			j.cmd.Process.Signal(syscall.SIGINT)
+			if got := j.wait(); got != 7 {
+				t.Errorf("exit code %d, want 7: %s", got, j.err.String())
+			}
+			j.goneIn(time.Second)
+			if line := said() + said(); !strings.Contains(line, "exited with code 7 after ") || !strings.HasSuffix(line, "\n  then: interrupted by SIGINT; rank 0 ended by gorun (SIGKILL)\n") {
+				t.Errorf("stderr %q", line)
+			}
+		})
+	})
+}
+
+// stderrLines gives what gorun says, a line a call.
+func (j *job) stderrLines() func() string {
+	j.t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	j.cmd.Stderr = w
+	j.t.Cleanup(func() { r.Close() })
+	lines := bufio.NewReader(r)
+	return func() string {
+		j.t.Helper()
+		w.Close() // gorun has its own
+		r.SetReadDeadline(time.Now().Add(30 * time.Second))
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			j.t.Fatalf("stderr of gorun: %q, %v", line, err)
+		}
+		return line
+	}
+}
+
+// Row 24: the end of a rank with code 0 ends nothing, however long the others take.
+func TestEarlySuccessIsNoFault(t *testing.T) {
+	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
+		j := newJob(t, "-np", "3", "--kill-grace", "10ms", "sh", "-c", after+`[ $RANK = 0 ] && { after 1; after 2; sleep 1; echo last; }; exit 0`)
+		if got := j.run(); got != 0 || j.out.String() != "last\n" || j.err.Len() > 0 {
+			t.Errorf("exit code %d, %q, stderr %q", got, j.out.String(), j.err.String())
+		}
+	})
+}
+
+// The kernel kills a rank that takes more memory than its control group has, and the account says so.
+func TestOutOfMemory(t *testing.T) {
+	group, limit := memoryGroup(t)
+	if err := os.WriteFile(filepath.Join(group, limit), []byte("128M"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
+		for _, c := range []struct{ name, script, cause string }{
+			{"rank", `[ $RANK = 1 ] && exec rank memory; sleep 1000`, "was killed by SIGKILL (by the kernel: out of memory)"},
+			{"its child", `[ $RANK = 1 ] && { rank memory; exit $?; }; sleep 1000`, "exited with code 137 (a process of it was killed by the kernel: out of memory)"},
+			{"killed by hand", `[ $RANK = 1 ] && kill -KILL $$; sleep 1000`, "was killed by SIGKILL"},
+		} {
+			t.Run(c.name, func(t *testing.T) {
+				j := newJob(t, "-np", "2", "sh", "-c", c.script)
+				report := j.reporting()
+				args := append([]string{"-c", `echo 0 >"$0/cgroup.procs" && exec "$@"`, group, j.cmd.Path}, j.cmd.Args[1:]...)
+				j.cmd.Path, j.cmd.Args = "/bin/sh", append([]string{"sh"}, args...)
+				if got := j.run(); got != 137 {
+					t.Errorf("exit code %d, want 137: %s", got, j.err.String())
+				}
+				j.goneIn(time.Second)
+				if r := report(); r.Ranks[1].Cause != c.cause || r.Ranks[1].OOM != strings.Contains(c.cause, "out of memory") || r.Cause != 1 {
+					t.Errorf("report %+v, want %s", r, c.cause)
+				}
+				if !strings.Contains(j.err.String(), ") "+c.cause+" after ") {
+					t.Errorf("stderr %q, want %q", j.err.String(), c.cause)
+				}
+			})
+		}
+	})
+}
+
+// memoryGroup makes a control group, and says which of its files limits memory.
+func memoryGroup(t *testing.T) (dir, limit string) {
+	t.Helper()
+	name := "gorun-test-" + strconv.Itoa(os.Getpid())
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	why := error(nil)
+	for line := range strings.Lines(string(text)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) != 3 {
+			continue
+		}
+		switch {
+		case slices.Contains(strings.Split(f[1], ","), "memory"):
+			dir, limit = filepath.Join("/sys/fs/cgroup/memory", f[2], name), "memory.limit_in_bytes"
+		case f[1] == "":
+			dir, limit = filepath.Join("/sys/fs/cgroup", f[2], name), "memory.max"
+		}
+		if why = os.Mkdir(dir, 0o700); why != nil {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(dir, limit)); err != nil {
+			os.Remove(dir)
+			why = err
+			continue
+		}
+		t.Cleanup(func() {
+			for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				err := os.Remove(dir)
+				if err == nil {
+					return
+				}
+				if time.Now().After(end) {
+					t.Error(err)
+					return
+				}
+			}
+		})
+		return dir, limit
+	}
+	if os.Getenv("GORUN_CI") == "1" {
+		t.Fatalf("no control group with a limit of memory can be made, and GORUN_CI=1 demands it: %v", why)
+	}
+	t.Skipf("no control group with a limit of memory can be made here: %v", why)
+	return "", ""
+}

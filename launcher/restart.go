@@ -1,0 +1,188 @@
+package launcher
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// maxRestarts bounds Job.Restarts: a job that fails that often will not end well.
+const maxRestarts = 1 << 20
+
+// Run carries a plan out and returns when every rank has ended and all output has been written. Cancelling ctx
+// interrupts the job as SIGTERM does. Nothing of the job is left then, on any path.
+//
+// A job that may be restarted is carried out again, as a whole and with the same ranks in the same places, when a rank failed or a host was lost: not
+// when it could not be started, was interrupted, or its time was over. The account is that of the last attempt, and holds those before.
+func Run(ctx context.Context, p *Plan, o Options) *Account {
+	if o.Stdout == nil {
+		o.Stdout = io.Discard
+	}
+	if o.Stderr == nil {
+		o.Stderr = io.Discard
+	}
+	if o.start == nil {
+		o.start = startNode
+	}
+	plan := *p // the build sets the program's path, which is good for this run only
+	s := &series{}
+	defer s.giveBack()
+	var before []*Account
+	var failures []time.Time
+	for k := 0; ; k++ {
+		r := newRunner(plan.attempt(k), o, s)
+		acct := r.carryOut(ctx)
+		plan = *r.plan
+		acct.Restarts, acct.Attempts = k, before
+		failures = append(failures, acct.End)
+		acct.used = usedRestarts(p, failures)
+		if acct.Reason != ReasonFailed && acct.Reason != ReasonHostLost || r.asked || ctx.Err() != nil || !mayRestart(p, failures) {
+			return acct
+		}
+		text := acct.attemptSummary() + fmt.Sprintf("gorun: restart %d\n", k+1)
+		if p.Restarts.Window == 0 {
+			text = strings.TrimSuffix(text, "\n") + fmt.Sprintf(" of %d\n", p.Restarts.N)
+		}
+		if !tell(o, text) {
+			return acct
+		}
+		acct.Attempts = nil
+		before = append(before, acct)
+	}
+}
+
+// tell writes text to stderr. A reader that is slow is waited for, until a signal says that the job is to end: then it is false.
+func tell(o Options, text string) bool {
+	done := make(chan struct{})
+	go func() {
+		io.WriteString(o.Stderr, text)
+		close(done)
+	}()
+	for {
+		select {
+		case <-done:
+			return true
+		case s := <-o.Signals:
+			if endsJob(s) {
+				return false
+			}
+		}
+	}
+}
+
+// Restarts says how often a job is started again after a failure.
+type Restarts struct {
+	N      int           `json:"n"`
+	Window time.Duration `json:"window_ns,omitempty"` // only failures of that much time count; 0: all
+}
+
+// mayRestart reports whether a job that has failed at some times, the last of them now, may be started again.
+func mayRestart(p *Plan, failures []time.Time) bool { return inWindow(p, failures) <= p.Restarts.N }
+
+// inWindow counts the failures that count.
+func inWindow(p *Plan, failures []time.Time) int {
+	n, now := 0, failures[len(failures)-1]
+	for _, f := range failures {
+		if p.Restarts.Window == 0 || now.Sub(f) < p.Restarts.Window {
+			n++
+		}
+	}
+	return n
+}
+
+// usedRestarts says for the end of a job how often it was restarted, "" where that is no question.
+func usedRestarts(p *Plan, failures []time.Time) string {
+	if p.Restarts.N == 0 {
+		return ""
+	}
+	t := fmt.Sprintf("restarted %d times", len(failures)-1)
+	if len(failures) == 2 {
+		t = "restarted once"
+	}
+	if mayRestart(p, failures) {
+		return t
+	}
+	t += fmt.Sprintf("; more than %d failures", p.Restarts.N)
+	if p.Restarts.N == 1 {
+		t = strings.TrimSuffix(t, "s")
+	}
+	if p.Restarts.Window > 0 {
+		t += fmt.Sprintf(" within %v", p.Restarts.Window)
+	}
+	return t + " end it"
+}
+
+// series is what attempts of one job have in common.
+type series struct {
+	deadline time.Time // when the job's time is over; zero: no rank has been started yet
+	release  []func()  // what to give back after the last
+}
+
+func (s *series) giveBack() {
+	for i := len(s.release) - 1; i >= 0; i-- {
+		s.release[i]()
+	}
+}
+
+// attempt is the plan for the k-th restart; 0 is the first attempt.
+func (p *Plan) attempt(k int) *Plan {
+	q := *p
+	if k == 0 {
+		return &q
+	}
+	q.Ranks = slices.Clone(p.Ranks)
+	for i := range q.Ranks {
+		env := slices.Clone(q.Ranks[i].Env)
+		for n, kv := range env {
+			for _, name := range []string{"GORUN_RESTART", "TORCHELASTIC_RESTART_COUNT"} {
+				if isVar(kv, name) {
+					env[n] = name + "=" + strconv.Itoa(k)
+				}
+			}
+		}
+		q.Ranks[i].Env = env
+	}
+	return &q
+}
+
+// newRunner makes the runner of an attempt. Its plan is its own.
+func newRunner(p *Plan, o Options, s *series) *runner {
+	r := &runner{plan: p, o: o, series: s, failed: -1, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone}}
+	r.hosts, r.bringing, r.lost = make([]hostAgent, len(p.Hosts)), make([]bool, len(p.Hosts)), make([]bool, len(p.Hosts))
+	for _, pr := range p.Ranks {
+		r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: pr.Rank, Host: p.Hosts[pr.Host].Name})
+	}
+	return r
+}
+
+// carryOut is an attempt from beginning to end.
+func (r *runner) carryOut(ctx context.Context) *Account {
+	if r.o.OwnProcess && !signal.Ignored(syscall.SIGTSTP) {
+		r.suspends = make(chan os.Signal, 1)
+		signal.Notify(r.suspends, syscall.SIGTSTP)
+		defer signal.Stop(r.suspends)
+	}
+	if r.o.OwnProcess {
+		r.resumes = make(chan os.Signal, 1)
+		signal.Notify(r.resumes, syscall.SIGCONT)
+		defer signal.Stop(r.resumes)
+	}
+	if err := r.prepare(ctx); err != nil {
+		r.internal(err)
+		r.closeHosts()
+		r.giveBack()
+	} else {
+		r.run(ctx)
+		r.wind()
+	}
+	r.acct.End = time.Now()
+	r.acct.settle(r.interrupt, r.cannotRun)
+	return r.acct
+}
