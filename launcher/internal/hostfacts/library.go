@@ -2,6 +2,7 @@ package hostfacts
 
 import (
 	"bytes"
+	"cmp"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -23,6 +25,8 @@ type wanted struct {
 	dirs    []string
 	homeEnv []string
 	homes   []string
+	homeLib []string // folders of those that hold libraries
+	last    []string // sonames that only the dynamic loader is asked for, when all else failed
 	wheels  []string // folders under Python's site-packages
 	tells   string   // stands before its version in its read-only data; "" where the file's name must tell it
 }
@@ -30,17 +34,17 @@ type wanted struct {
 var libraries = []wanted{
 	{vendor: nvidia, name: "CUDA driver", env: "GORUN_CUDA_LIB", sonames: []string{"libcuda.so.1"},
 		dirs: []string{"/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"}},
-	{vendor: nvidia, name: "NCCL", env: "GORUN_NCCL_LIB", sonames: []string{"libnccl.so.2", "libnccl.so"},
-		homeEnv: []string{"NCCL_HOME", "CUDA_HOME", "CUDA_PATH"}, homes: []string{"/usr/local/cuda", "/usr/local/nccl"},
+	{vendor: nvidia, name: "NCCL", env: "GORUN_NCCL_LIB", sonames: []string{"libnccl.so.2"}, last: []string{"libnccl.so"},
+		homeEnv: []string{"NCCL_HOME", "CUDA_HOME", "CUDA_PATH"}, homes: []string{"/usr/local/cuda", "/usr/local/nccl"}, homeLib: []string{"lib64", "lib"},
 		wheels: []string{"nvidia/nccl/lib"}, tells: "CCL version "},
 	{vendor: mooreThreads, name: "MUSA driver", env: "GORUN_MUSA_LIB", sonames: []string{"libmusa.so.1", "libmusa.so"},
-		homeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, homes: []string{"/usr/local/musa"}},
+		homeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, homes: []string{"/usr/local/musa"}, homeLib: []string{"lib"}},
 	{vendor: mooreThreads, name: "MCCL", env: "GORUN_MCCL_LIB", sonames: []string{"libmccl.so.2", "libmccl.so"},
-		homeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, homes: []string{"/usr/local/musa"}},
+		homeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, homes: []string{"/usr/local/musa"}, homeLib: []string{"lib"}},
 	{vendor: amd, name: "HIP runtime", env: "GORUN_HIP_LIB", sonames: []string{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"},
-		homeEnv: []string{"ROCM_PATH", "HIP_PATH"}, homes: []string{"/opt/rocm"}, wheels: []string{"_rocm_sdk_core/lib"}},
-	{vendor: amd, name: "RCCL", env: "GORUN_RCCL_LIB", sonames: []string{"librccl.so.1", "librccl.so"},
-		homeEnv: []string{"ROCM_PATH"}, homes: []string{"/opt/rocm"}, wheels: []string{"_rocm_sdk_libraries/lib"}, tells: "CCL version "},
+		homeEnv: []string{"ROCM_PATH", "HIP_PATH"}, homes: []string{"/opt/rocm"}, homeLib: []string{"lib"}, wheels: []string{"_rocm_sdk_core/lib"}},
+	{vendor: amd, name: "RCCL", env: "GORUN_RCCL_LIB", sonames: []string{"librccl.so.1"}, last: []string{"librccl.so"},
+		homeEnv: []string{"ROCM_PATH"}, homes: []string{"/opt/rocm"}, homeLib: []string{"lib"}, wheels: []string{"_rocm_sdk_libraries/lib"}, tells: "CCL version "},
 }
 
 // libraries looks for those of the makers whose GPUs ranks can reach, and for those that the environment names.
@@ -87,11 +91,15 @@ type candidate struct{ path, from string }
 // candidates are the places where ranks look, in their order.
 func (h host) candidates(w wanted) []candidate {
 	var out []candidate
-	add := func(from string, dirs ...string) {
-		for _, d := range dirs {
-			for _, n := range w.sonames {
-				out = append(out, candidate{filepath.Join(d, n), from})
-			}
+	in := func(from, dir string, names []string) {
+		for _, n := range names {
+			out = append(out, candidate{filepath.Join(dir, n), from})
+		}
+	}
+	add := func(from, dir string) { in(from, dir, w.sonames) }
+	home := func(from, dir string) {
+		for _, d := range w.homeLib {
+			add(from, filepath.Join(dir, d))
 		}
 	}
 	if v := h.env(w.env); v != "" {
@@ -101,62 +109,90 @@ func (h host) candidates(w wanted) []candidate {
 		}
 		return []candidate{{v, w.env}}
 	}
-	for _, d := range filepath.SplitList(h.env("LD_LIBRARY_PATH")) {
-		add("LD_LIBRARY_PATH", d)
-	}
-	if cache, err := os.ReadFile(h.path("etc/ld.so.cache")); err == nil {
-		for _, n := range w.sonames {
-			for _, file := range ldCache(cache, n) {
-				out = append(out, candidate{h.path(file), "system"})
-			}
-		}
-	}
-	multiarch := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
-	for _, d := range []string{"lib/" + multiarch, "usr/lib/" + multiarch, "lib64", "usr/lib64", "lib", "usr/lib"} {
-		add("system", h.path(d))
-	}
+	h.system(w.sonames, in)
 	for _, d := range w.dirs {
 		add("known folder", h.path(d))
 	}
 	for _, e := range w.homeEnv {
 		if v := h.env(e); v != "" {
-			add(e, filepath.Join(v, "lib64"), filepath.Join(v, "lib"))
+			home(e, v)
 		}
 	}
 	for _, d := range w.homes {
-		add("known folder", h.path(d+"/lib64"), h.path(d+"/lib"))
+		home("known folder", h.path(d))
 	}
-	for _, wheel := range w.wheels {
-		for _, site := range h.sites() {
+	for _, site := range h.sites() {
+		for _, wheel := range w.wheels {
 			add("Python's packages", filepath.Join(site, wheel))
 		}
+	}
+	h.system(w.last, in)
+	return out
+}
+
+// system is where the dynamic loader looks.
+func (h host) system(names []string, in func(from, dir string, names []string)) {
+	for _, d := range filepath.SplitList(h.env("LD_LIBRARY_PATH")) {
+		in("LD_LIBRARY_PATH", d, names)
+	}
+	if cache, err := os.ReadFile(h.path("etc/ld.so.cache")); err == nil {
+		for _, n := range names {
+			for _, file := range ldCache(cache, n) {
+				in("system", h.path(filepath.Dir(file)), []string{filepath.Base(file)})
+			}
+		}
+	}
+	multiarch := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	for _, d := range []string{"lib/" + multiarch, "usr/lib/" + multiarch, "lib64", "usr/lib64", "lib", "usr/lib"} {
+		in("system", h.path(d), names)
+	}
+}
+
+// sites are the package folders of the active Python, found without running it, in the order of package cuda/dl: ranks take the first that
+// has the library.
+func (h host) sites() []string {
+	var out []string
+	for _, d := range filepath.SplitList(h.env("PYTHONPATH")) {
+		if d != "" {
+			out = append(out, d)
+		}
+	}
+	for _, e := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
+		if v := h.env(e); v != "" {
+			out = append(out, sitesIn(v)...)
+		}
+	}
+	if py, err := exec.LookPath("python3"); err == nil {
+		// The prefix of a virtual environment is that of the link; that of a plain installation may be the target's.
+		files := []string{py}
+		if real, err := filepath.EvalSymlinks(py); err == nil && real != py {
+			files = append(files, real)
+		}
+		for _, f := range files {
+			prefix := filepath.Dir(filepath.Dir(f))
+			out = append(out, sitesIn(prefix)...)
+			if prefix == "/usr" || prefix == "/" { // Debian's layout, where pip as root installs to /usr/local
+				out = append(append(out, sitesIn("/usr/local")...), "/usr/lib/python3/dist-packages")
+			}
+		}
+	}
+	if home := h.env("HOME"); home != "" && h.env("VIRTUAL_ENV") == "" && h.env("PYTHONNOUSERSITE") == "" {
+		out = append(out, sitesIn(filepath.Join(home, ".local"))...)
 	}
 	return out
 }
 
-// sites are the package folders of the active Python, found without running it.
-func (h host) sites() []string {
-	var prefixes []string
-	out := filepath.SplitList(h.env("PYTHONPATH"))
-	for _, e := range []string{"VIRTUAL_ENV", "CONDA_PREFIX"} {
-		if v := h.env(e); v != "" {
-			prefixes = append(prefixes, v)
-		}
+// sitesIn are the package folders under a prefix, those of the newest Python first.
+func sitesIn(prefix string) []string {
+	minor := func(site string) int { // 12 for .../python3.12/site-packages, 0 for plain python3
+		n, _ := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(site)), "python3."))
+		return n
 	}
-	if py, err := exec.LookPath("python3"); err == nil {
-		prefixes = append(prefixes, filepath.Dir(filepath.Dir(py)), "/usr/local")
-		if real, err := filepath.EvalSymlinks(py); err == nil {
-			prefixes = append(prefixes, filepath.Dir(filepath.Dir(real)))
-		}
-	}
-	if home := h.env("HOME"); home != "" && h.env("VIRTUAL_ENV") == "" && h.env("PYTHONNOUSERSITE") == "" {
-		prefixes = append(prefixes, filepath.Join(home, ".local"))
-	}
-	for _, p := range prefixes {
-		for _, pattern := range []string{"lib/python3*/site-packages", "lib/python3*/dist-packages", "lib64/python3*/site-packages"} {
-			found, _ := filepath.Glob(filepath.Join(globQuote(p), pattern)) // the pattern is well formed
-			out = append(out, found...)
-		}
+	var out []string
+	for _, pattern := range []string{"lib/python3*/site-packages", "lib/python3*/dist-packages", "lib64/python3*/site-packages"} {
+		found, _ := filepath.Glob(filepath.Join(globQuote(prefix), pattern)) // the pattern is well formed
+		slices.SortStableFunc(found, func(a, b string) int { return cmp.Compare(minor(b), minor(a)) })
+		out = append(out, found...)
 	}
 	return out
 }

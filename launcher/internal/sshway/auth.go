@@ -217,21 +217,14 @@ func (l *login) askAgent(ctx context.Context) (signers []ssh.Signer, comments []
 	}
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	l.agentConn = &stopConn{conn, stop}
-	client := agent.NewClient(conn)
-	keys, err := client.List()
-	if err != nil {
-		return nil, nil, err
-	}
-	signers, err = client.Signers()
+	signers, err = agent.NewClient(conn).Signers()
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, s := range signers {
 		comment := ""
-		for _, k := range keys {
-			if bytes.Equal(k.Blob, s.PublicKey().Marshal()) {
-				comment = k.Comment
-			}
+		if k, ok := s.PublicKey().(*agent.Key); ok { // as the agent lists it: it need not be asked for the list again
+			comment = k.Comment
 		}
 		comments = append(comments, comment)
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/skeema/knownhosts"
 	"golang.org/x/crypto/ssh"
@@ -214,8 +215,9 @@ func (c *hostKeyCheck) add(remote net.Addr, key ssh.PublicKey) error {
 		return fail(err)
 	}
 	defer f.Close()
-	// Some file systems have no locks; then the one append is still whole.
-	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+	if err := lock(f, lockBound); err != nil {
+		return fail(err)
+	}
 	db, err := readKnownHosts(c.files)
 	if err != nil {
 		return fail(err)
@@ -239,6 +241,21 @@ func (c *hostKeyCheck) add(remote net.Addr, key ssh.PublicKey) error {
 	}
 	c.keys.dbs = nil
 	return nil
+}
+
+// lockBound is how long another process may hold known_hosts: a line is added in no time, so one that holds it longer hangs.
+const lockBound = 5 * time.Second
+
+// lock locks a file until it is closed. Some file systems have no locks: then the one append is still whole.
+func lock(f *os.File, bound time.Duration) error {
+	for end := time.Now().Add(bound); ; time.Sleep(5 * time.Millisecond) {
+		switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+		case err != unix.EWOULDBLOCK && err != unix.EINTR:
+			return nil
+		case time.Now().After(end):
+			return fmt.Errorf("%s has been locked by another process for %v", f.Name(), bound)
+		}
+	}
 }
 
 // explain turns what the check found into an error with what to do.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
@@ -298,4 +299,30 @@ func TestIPv6(t *testing.T) {
 	// With a zone: an address of a link needs one, and loopback takes one too.
 	write(t, st.config, "IdentityFile "+sv.key.file)
 	mustRun(t, st.client(t, Config{AcceptNewHostKeys: true}), way.Target{Name: "x", Addr: "::1%lo", Port: sv.port})
+}
+
+// known_hosts that another process holds is waited for, but not for ever.
+func TestKnownHostsLocked(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "known_hosts")
+	write(t, file, "")
+	open := func() *os.File {
+		f, err := os.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	held, mine := open(), open()
+	defer mine.Close()
+	if err := lock(held, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(lock(mine, 50*time.Millisecond)), file+" has been locked by another process for 50ms"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	free := time.AfterFunc(50*time.Millisecond, func() { held.Close() })
+	defer free.Stop()
+	if err := lock(mine, 20*time.Second); err != nil {
+		t.Error(err)
+	}
 }

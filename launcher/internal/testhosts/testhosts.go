@@ -43,8 +43,7 @@ type Options struct {
 	// HomeReadOnly is for the home directories, TmpNoExec for all that is made to write to beside them.
 	HomeReadOnly, TmpNoExec bool
 	HomeSize                string // size of the home directories' file system; "": 256m
-	NoIPv4                  bool   // addresses of IPv6 only
-	Resolve                 bool   // the hosts know each other's names; else only their own, as 127.0.1.1
+	NoIPv4                  bool   // addresses of IPv6 only; a host's name is known to itself alone, as 127.0.1.1
 	// Bridge adds an interface docker0 with the same address, 172.17.0.1, on each host.
 	Bridge bool
 	Config []string // further lines for sshd_config
@@ -233,7 +232,6 @@ func (h *Hosts) files(o Options) error {
 	}
 	accounts = append(accounts, User+":x:7077:7077::/home/"+User+":"+shell)
 	var known, config strings.Builder
-	all := "127.0.0.1 localhost\n::1 localhost\n"
 	fmt.Fprintf(&config, "Host *\n  Port %d\n  User %s\n  IdentityFile %s\n  IdentitiesOnly yes\n  UserKnownHostsFile %s\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n  BatchMode yes\n",
 		Port, user, h.KeyFile, filepath.Join(h.Dir, "known_hosts"))
 	for _, host := range h.Hosts {
@@ -244,16 +242,12 @@ func (h *Hosts) files(o Options) error {
 		fmt.Fprintf(&config, "Host %s\n  HostName %v\n", host.Name, addr)
 		fmt.Fprintf(&known, "[%v]:%d %s", addr, Port, hostPublic)
 		fmt.Fprintf(&known, "[%s]:%d %s", host.Name, Port, hostPublic)
-		all += fmt.Sprintf("%v %s\n", addr, host.Name)
 	}
 	files := map[string]string{
 		"ssh_config": config.String(), "known_hosts": known.String(), "id": key, "id.pub": public,
 	}
 	for i, host := range h.Hosts {
 		names := "127.0.0.1 localhost\n127.0.1.1 " + host.Name + "\n::1 localhost\n"
-		if o.Resolve {
-			names = all
-		}
 		own := host.Name + "/"
 		files[own+"hostkey"], files[own+"authorized_keys"], files[own+"passwd"], files[own+"hosts"], files[own+"rc"] =
 			hostKey, public, strings.Join(accounts, "\n")+"\n", names, o.RC

@@ -2,6 +2,7 @@ package testhosts
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -101,7 +102,7 @@ func TestMakerKilled(t *testing.T) {
 		}
 		for {
 			if all, err := h.Processes(0); err != nil || len(all) == 1 && all[0].Args[0] == "sleep" {
-				os.Stdout.WriteString("up\n")
+				fmt.Printf("up %s %s\n", namespace(h.holders[0].ns("pid_for_children")), namespace(h.launcher.ns("net")))
 				select {}
 			}
 		}
@@ -122,31 +123,45 @@ func TestMakerKilled(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	line := make([]byte, 3)
-	if _, err := out.Read(line); err != nil || string(line) != "up\n" {
-		t.Errorf("maker: %q, %v", line, err)
+	limit := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
+	defer limit.Stop()
+	var host, launcher string
+	if _, err := fmt.Fscanf(out, "up %s %s\n", &host, &launcher); err != nil {
+		t.Errorf("maker: %v", err)
+	}
+	// The holder, sshd and the command; the launcher's holder and what it waits in.
+	if in, at := inside("pid", host), inside("net", launcher); !t.Failed() && (len(in) < 3 || len(at) < 1) {
+		t.Errorf("while the maker lives: processes %v of the host and %v of the launcher", in, at)
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	for end := time.Now().Add(20 * time.Second); ; {
-		left := carrying(dir)
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		left := append(inside("pid", host), inside("net", launcher)...)
 		if left == nil {
 			return
 		}
 		if time.Now().After(end) {
 			t.Fatalf("left after the maker was killed: %v", left)
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// carrying lists the processes that have a word of their command line in common with the maker's hosts.
-func carrying(dir string) (left []string) {
+// namespace is what a link below /proc/PID/ns names.
+func namespace(link string) string {
+	name, err := os.Readlink(link)
+	if err != nil {
+		panic(err)
+	}
+	return name
+}
+
+// inside lists the processes in a namespace, with their command lines.
+func inside(kind, name string) (left []string) {
 	files, _ := os.ReadDir("/proc")
 	for _, f := range files {
-		text, err := os.ReadFile("/proc/" + f.Name() + "/cmdline")
-		if err == nil && strings.Contains(string(text), dir) {
-			left = append(left, f.Name())
+		if ns, err := os.Readlink("/proc/" + f.Name() + "/ns/" + kind); err == nil && ns == name {
+			text, _ := os.ReadFile("/proc/" + f.Name() + "/cmdline")
+			left = append(left, f.Name()+" "+strings.ReplaceAll(string(text), "\x00", " "))
 		}
 	}
 	return left
