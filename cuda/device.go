@@ -170,20 +170,21 @@ func (d *Device) MemoryInfo() (free, total uint64, err error) {
 // Bound.Release undoes the lock. Calls of this package need no Bind, and may be made while bound. On the host platform it does nothing.
 func (d *Device) Bind() Bound {
 	if err := d.plat.bind(); err != nil {
-		return Bound{err: &Error{Op: "bind", Detail: d.String(), Err: err}}
+		return Bound{err: d.bindError(err)}
 	}
 	return Bound{d: d, free: true}
 }
 
+func (d *Device) bindError(err error) error { return &Error{Op: "bind", Detail: d.String(), Err: err} }
+
 // BindCall is BindRelaxed for a single call of a communication library, which uses the devices of its communicators and brings back what the thread had: where the
 // thread has had the device at the last such call, the driver is not asked again.
 func (d *Device) BindCall() Bound {
-	if err := d.plat.bindCall(); err != nil {
-		return Bound{err: &Error{Op: "bind", Detail: d.String(), Err: err}}
+	mode, relaxed, err := d.plat.bindCall()
+	if err != nil {
+		return Bound{err: d.bindError(err)}
 	}
-	b := Bound{d: d}
-	b.mode, b.relaxed = d.plat.relax()
-	return b
+	return Bound{d: d, relaxed: relaxed, mode: mode}
 }
 
 // BindRelaxed is Bind for a thread that may be capturing: until the Release the driver lets it make calls that are forbidden to such a thread, as those with which

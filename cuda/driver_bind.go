@@ -39,15 +39,20 @@ func (g *driverDevice) bind() error {
 
 func (g *driverDevice) unbind() { runtime.UnlockOSThread() }
 
-func (g *driverDevice) bindCall() error {
-	if g.closed.Load() {
-		return ErrClosed
-	}
+func (g *driverDevice) bindCall() (mode int32, relaxed bool, err error) {
 	runtime.LockOSThread()
-	if t := dl.ThisThread(); t != 0 && g.thread.Load() == t && !g.hung.Load() {
-		return nil
+	if t := dl.ThisThread(); t == 0 || g.thread.Load() != t || g.closed.Load() || g.hung.Load() {
+		err = g.bindThread()
+		runtime.UnlockOSThread() // bind's is left
 	}
-	defer runtime.UnlockOSThread() // bind's is left
+	if err == nil && g.captures.any() {
+		mode, relaxed = g.relax()
+	}
+	return mode, relaxed, err
+}
+
+// bindThread is bind on a thread that has not had the device at the last call.
+func (g *driverDevice) bindThread() error {
 	if err := g.bind(); err != nil {
 		return err
 	}

@@ -21,25 +21,36 @@ const closeWait = 2 * time.Second
 // Comm is a communicator: a group of ranks, one device each. Its calls come from one goroutine at a time and in the same
 // order on all members; Abort, Err and Stats from any goroutine. Close it after its graphs and before its device.
 type Comm struct {
+	// What each call reads comes first, in as few lines of the cache as can be.
+	lib      *library // be, where it is one
+	dev      *cuda.Device
+	acct     *bootstrap.Account
+	failed   atomic.Pointer[failure]
+	grouping int                // depth of Group; of the goroutine that makes the calls
+	windows  []*SymmetricWindow // in the order in which all members made them; changed under mu
+	ranks    []int              // job ranks of the members
+	rank     int
+	userRegs atomic.Int32 // allocations registered by the user: most calls need not look
+	check    CheckMode
+	shut     atomic.Bool // closing or closed; changed under mu
+	leased   atomic.Bool // there is a gate; changed under mu
+	lookout  lookout
+	calls    atomic.Uint64
+	direct   atomic.Uint64 // bytes
+	staged   atomic.Uint64 // bytes
+
 	job     *bootstrap.Job
-	dev     *cuda.Device
 	name    string
-	rank    int
-	ranks   []int // job ranks of the members
-	check   CheckMode
 	timeout time.Duration
 	uid     bootstrap.UniqueID
 	id      uint64 // first word of uid: names the accounts
 	key     string // uid in hexadecimal: names groups and exports
 	group   *bootstrap.Group
-	acct    *bootstrap.Account
 	peers   []peer // by rank
 	be      backend
-	failed  atomic.Pointer[failure]
 
 	// Only the goroutine that makes the calls touches these.
 	one       [1]Call // the call being enqueued: no allocation
-	grouping  int     // depth of Group
 	collected []Call
 	sorted    []Call  // a group that is being issued; backends keep no calls
 	origin    *origin // where a library makes it from another communicator
@@ -49,11 +60,6 @@ type Comm struct {
 	madeCount uint32   // where the next number is looked for
 	madeEver  uint64
 	watchFrom int // which peer is compared first, where not all are at each call
-	lookout   lookout
-
-	// Read by each call, changed under mu with what they tell of.
-	shut   atomic.Bool // closing or closed
-	leased atomic.Bool // there is a gate
 
 	mu        sync.Mutex // guards what follows; never held over a call that waits
 	closing   bool
@@ -64,16 +70,11 @@ type Comm struct {
 	regs      map[uint64]*registered   // by memory id
 	meetings  map[int]*bootstrap.Group // of the lease, by peer
 	releasing int                      // registrations that are gone, and whose memory goes at the moment
-	windows   []*SymmetricWindow       // in the order in which all members made them
 
 	wg     sync.WaitGroup // goroutines that Close waits for
 	ctx    context.Context
 	cancel context.CancelCauseFunc // ends them
 	unsee  func()                  // stops the watch of the job's events
-
-	userRegs atomic.Int32 // allocations registered by the user: most calls need not look
-
-	calls, direct, staged atomic.Uint64
 }
 
 // peer is another member as this one sees it.
@@ -238,7 +239,7 @@ func (c *Comm) open() error {
 	}
 	if c.dev.Platform() != cuda.Host {
 		l, err := newLibrary(c)
-		c.be = l
+		c.be, c.lib = l, l
 		return errors.Join(err, l.messages.open(c, own))
 	}
 	h := newHost(c)

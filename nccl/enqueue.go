@@ -94,11 +94,18 @@ func (c *Comm) enqueue(call Call) error {
 	if c == nil {
 		return c.errorf(call.Op.String(), errNoComm)
 	}
+	if l := c.lib; l != nil && l.straight(&call) {
+		return l.issueStraight(&call)
+	}
+	return c.enqueueAny(&call)
+}
+
+func (c *Comm) enqueueAny(call *Call) error {
 	if c.grouping > 0 {
-		c.collected = append(c.collected, call)
+		c.collected = append(c.collected, *call)
 		return nil
 	}
-	c.one[0] = call
+	c.one[0] = *call
 	calls := c.one[:]
 	if err := c.validateGroup(calls); err != nil {
 		return err

@@ -23,20 +23,26 @@ import (
 // Locks: mu is held over calls of the library that work on the communicators; rmu guards what is to be given back, and is innermost. Comm.mu may be held
 // when mu is taken, never the reverse. A goroutine that is in the library while the communicator fails is let out by the abort.
 type library struct {
-	c    *Comm
-	sys  *ncclsys.Library
-	main ncclsys.Comm
+	// What each call reads comes first.
+	c        *Comm
+	sys      *ncclsys.Library
+	main     ncclsys.Comm
+	last     atomic.Pointer[use]
+	panes    []*pane // windows that captured calls have got; changed by the goroutine that makes the calls, under Comm.mu
+	plain    plain
+	mu       sync.Mutex
+	watching atomic.Bool
+	ending   atomic.Bool  // no call may enter any more
+	waiting  atomic.Int32 // len(freeing)
+	inflight atomic.Int32 // goroutines inside the library with a communicator
+
 	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". The user's registrations are with main.
 	p2p ncclsys.Comm
 
-	panes    []*pane                // windows that captured calls have got; changed by the goroutine that makes the calls, under Comm.mu
 	unable   atomic.Pointer[string] // why there are no windows, nil if there may be
 	graphErr error                  // settings under which captured calls hang
 	warned   []dl.Finding           // settings that the user should know of
 
-	mu        sync.Mutex
-	inflight  atomic.Int32 // goroutines inside the library with a communicator
-	ending    atomic.Bool  // no call may enter any more
 	aborting  sync.Once
 	aborted   chan struct{} // the communicators are gone
 	abandoned chan struct{} // they are left as they are, with what is enqueued: an abort would lose the process
@@ -48,7 +54,6 @@ type library struct {
 
 	umu  sync.Mutex // guards uses and registered.marks
 	uses map[*cuda.Stream]*use
-	last atomic.Pointer[use]
 
 	rmu         sync.Mutex
 	handles     map[uint64]ncclsys.Registration // of the user's registrations, by memory id
@@ -60,7 +65,6 @@ type library struct {
 	undrainable bool                            // the communicators are about to go: no drain begins
 	ended       bool                            // the communicators are gone: nothing is registered any more
 	closing     bool
-	waiting     atomic.Int32 // len(freeing)
 
 	// Where members are on other hosts, whose ledgers cannot be read.
 	closings *bootstrap.Group // meets once, at Close; nil on one host
@@ -71,11 +75,10 @@ type library struct {
 
 	messages messages
 
-	watching atomic.Bool
-	wake     chan struct{}
-	tellers  sync.WaitGroup
-	telling  atomic.Pointer[chan struct{}] // of the first failure that this rank tells, closed when it has
-	doneSeq  atomic.Uint64
+	wake    chan struct{}
+	tellers sync.WaitGroup
+	telling atomic.Pointer[chan struct{}] // of the first failure that this rank tells, closed when it has
+	doneSeq atomic.Uint64
 }
 
 // vendorOf is the library for a platform.
@@ -141,6 +144,7 @@ func newLibrary(c *Comm) (*library, error) {
 		l.graphErr = &dl.SettingError{Findings: breaks}
 	}
 	l.mixing = l.decideMixing()
+	l.plain = l.findPlain()
 	return l, nil
 }
 
@@ -166,15 +170,29 @@ func (l *library) enter() error {
 	l.inflight.Add(1)
 	if l.ending.Load() {
 		l.inflight.Add(-1)
-		if f := l.c.failed.Load(); f != nil {
-			return f.err
-		}
-		return ErrClosed
+		return l.over()
 	}
 	return nil
 }
 
 func (l *library) leave() { l.inflight.Add(-1) }
+
+// over is why no call may enter.
+func (l *library) over() error {
+	if f := l.c.failed.Load(); f != nil {
+		return f.err
+	}
+	return ErrClosed
+}
+
+// inside reports whether a call may be in the library: who went straight has locked mu only.
+func (l *library) inside() bool {
+	if l.inflight.Load() > 0 || !l.mu.TryLock() {
+		return true
+	}
+	l.mu.Unlock()
+	return false
+}
 
 // LibraryError is a call of the collective library that failed. %+v adds the library's last warnings.
 type LibraryError struct {

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
@@ -102,6 +105,58 @@ func BenchmarkLibrarySendRecv(b *testing.B) {
 	})
 }
 
+// BenchmarkLibraryCPU is the processor time of a call on the calling thread, without the other rank's calls: of the first rank only, on libraries that do nothing. It
+// says the same on a busy machine, and with GORUN_BENCH_COLD=1 behind a call that has used the caches.
+func BenchmarkLibraryCPU(b *testing.B) {
+	if os.Getenv("GORUN_RANK") != "" {
+		b.Skip("runs without a launcher")
+	}
+	ranks, _ := benchRanks(b)
+	r := ranks[0]
+	send, recv, all := r.send.Slice(0, 1), r.recv.Slice(0, 1), r.recv.Slice(0, 2)
+	rawSend, rawRecv := ncclsys.DevicePtr(r.send.Memory().Pointer()), ncclsys.DevicePtr(r.recv.Memory().Pointer())
+	s := ncclsys.Stream(r.stream.Handle())
+	both := func() error {
+		return errors.Join(nccl.Send(r.comm, send, 1, r.stream), nccl.Recv(r.comm, recv, 1, r.stream))
+	}
+	for _, c := range []struct {
+		name string
+		call func() error
+	}{
+		{"all-reduce/raw", func() error { return r.sys.AllReduce(rawSend, rawRecv, 1, ncclsys.Float32, ncclsys.Sum, r.raw, s) }},
+		{"all-reduce/nccl", func() error { return nccl.AllReduce(r.comm, send, recv, nccl.Sum, r.stream) }},
+		{"broadcast/nccl", func() error { return nccl.Broadcast(r.comm, send, recv, 0, r.stream) }},
+		{"all-gather/nccl", func() error { return nccl.AllGather(r.comm, send, all, r.stream) }},
+		{"sendrecv/raw", func() error {
+			return errors.Join(r.sys.GroupStart(), r.sys.Send(rawSend, 1, ncclsys.Float32, 1, r.raw, s), r.sys.Recv(rawRecv, 1, ncclsys.Float32, 1, r.raw, s), r.sys.GroupEnd())
+		}},
+		{"sendrecv/nccl", func() error { return nccl.Group(both, r.comm) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			b.ReportAllocs()
+			start := threadTime()
+			for range b.N {
+				if err := c.call(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(threadTime()-start)/float64(b.N), "cpu-ns/op")
+			if err := r.stream.Synchronize(r.ctx); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
+// threadTime is the thread's processor time.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)
+	return time.Duration(t.Nano())
+}
+
 func (r *benchRank) next(by int) int { return (r.comm.Rank() + by + r.comm.Size()) % r.comm.Size() }
 
 // benchCalls makes b.N calls on each rank, and waits for the device now and then: its queue has an end.
@@ -171,7 +226,11 @@ func benchRanks(b *testing.B) ([]*benchRank, []int) {
 		}
 		jobs = append(jobs, job)
 	} else {
-		for _, kv := range fakeLibraries(b, "-DNOWORK", "-O2") {
+		flags := []string{"-DNOWORK", "-O2"}
+		if os.Getenv("GORUN_BENCH_COLD") != "" {
+			flags = append(flags, "-DCOLD")
+		}
+		for _, kv := range fakeLibraries(b, flags...) {
 			k, v, _ := strings.Cut(kv, "=")
 			b.Setenv(k, v)
 		}

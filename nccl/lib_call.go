@@ -201,6 +201,10 @@ func (l *library) finish(err error, comm ncclsys.Comm) error {
 // call is one call of the library. It allocates nothing of its own.
 func (l *library) call(c *Call, comm ncclsys.Comm) error {
 	t, _ := l.typeOf(c) // issue has asked
+	return l.callAs(c, t, comm)
+}
+
+func (l *library) callAs(c *Call, t ncclsys.DataType, comm ncclsys.Comm) error {
 	send, recv := ncclsys.DevicePtr(c.Send.Pointer()), ncclsys.DevicePtr(c.Recv.Pointer())
 	s := ncclsys.Stream(c.Stream.Handle())
 	// A rank that has one buffer only gives it for both: without an address the library would register nothing on that rank, and the others, which do, would hang.

@@ -28,7 +28,7 @@ func (l *library) failing() {
 
 // abort ends the library's communicators. After a lost context it is left out: the library does not come back from it.
 func (l *library) abort() {
-	for end := time.Now().Add(insideWait); l.inflight.Load() > 0 && time.Now().Before(end); {
+	for end := time.Now().Add(insideWait); l.inside() && time.Now().Before(end); {
 		time.Sleep(50 * time.Microsecond)
 	}
 	comms := l.comms()

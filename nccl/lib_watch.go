@@ -39,8 +39,7 @@ func (l *library) used(s *cuda.Stream, op Op, seq uint64) error {
 		u = l.useOf(s)
 		l.last.Store(u)
 	}
-	u.what.Store(uint64(op)<<56 | seq)
-	u.issued.Add(1)
+	u.note(op, seq)
 	if !l.watching.Load() && l.watching.CompareAndSwap(false, true) {
 		select {
 		case l.wake <- struct{}{}:
@@ -48,6 +47,11 @@ func (l *library) used(s *cuda.Stream, op Op, seq uint64) error {
 		}
 	}
 	return nil
+}
+
+func (u *use) note(op Op, seq uint64) {
+	u.what.Store(uint64(op)<<56 | seq)
+	u.issued.Add(1)
 }
 
 func (l *library) useOf(s *cuda.Stream) *use {
