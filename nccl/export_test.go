@@ -5,3 +5,14 @@ func SetRanksPerRoot(n int) { ranksPerRoot = n }
 
 // SetStrangeLimit makes so many connections at once prove the key.
 func SetStrangeLimit(n int) { strangeLimit = n }
+
+// SetStraight says whether eager calls that can go straight do.
+func SetStraight(c *Comm, on bool) {
+	c.lib = nil
+	if on {
+		c.lib, _ = c.be.(*library)
+	}
+}
+
+// GoesStraight reports whether a call does.
+func GoesStraight(c *Comm, call Call) bool { return c.lib != nil && c.lib.straight(&call) }

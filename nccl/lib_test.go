@@ -206,6 +206,7 @@ func TestLibraryCollectives(t *testing.T) {
 								for _, inPlace := range []bool{false, true} {
 									salt++
 									s := spec{op: op, red: red, count: count, inPlace: inPlace, salt: salt, root: salt % 2}
+									nccl.SetStraight(w.comm, salt/2>>job.Rank()&1 == 0) // both, one, none: their records must be the same
 									if err := errors.Join(ty.write(w, b, s), ty.call(w, b, s)); err != nil {
 										return fmt.Errorf("%v of %s: %w", s, ty.name, err)
 									}
