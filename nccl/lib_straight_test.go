@@ -29,7 +29,7 @@ func TestLibraryStraight(t *testing.T) {
 			if err := straights(w, true); err != nil {
 				return err
 			}
-			if err := w.comm.Abort(nil); err != nil {
+			if err := errors.Join(w.job.Barrier(w.ctx), w.comm.Abort(nil)); err != nil { // one would end the other
 				return err
 			}
 			return straights(w, false)
