@@ -61,7 +61,7 @@
 // # The host platform
 //
 // GORUN_DEVICE=host chooses it on a machine with a GPU. It computes on the cores that the process may use, divided by the ranks on the
-// host (GORUN_LOCAL_SIZE). Freed memory keeps its addresses reserved without access, up to 64 GiB of address space, no memory.
+// host (GORUN_LOCAL_SIZE), or by those that have the same ones where ranks are bound (GORUN_CPU_SHARE). Freed memory keeps its addresses reserved without access, up to 64 GiB of address space, no memory.
 // Under the race detector memory comes from the Go heap, so that the detector sees what kernels and copies touch; there a late
 // access is a reported race, or a silent one, but no fault.
 package cuda

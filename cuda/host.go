@@ -42,8 +42,12 @@ var hostDevices atomic.Int32
 func newHostDevice(d *Device) *hostDevice {
 	h := &hostDevice{dev: d, parker: newParker()}
 	cores, localSize := machineCores(), 1
-	if n, err := strconv.Atoi(os.Getenv("GORUN_LOCAL_SIZE")); err == nil && n > 0 {
-		localSize = n
+	// A rank that is bound to cores has them with others, or alone: it does not share the host's.
+	for _, name := range []string{"GORUN_CPU_SHARE", "GORUN_LOCAL_SIZE"} {
+		if n, err := strconv.Atoi(os.Getenv(name)); err == nil && n > 0 {
+			localSize = n
+			break
+		}
 	}
 	h.cores = max(1, cores/localSize)
 	// A peer that has a core of its own answers within a microsecond; one that waits for ours does not.

@@ -130,6 +130,8 @@ type RankAccount struct {
 	Lost    bool      `json:"lost,omitempty"`    // it was on a host that was lost
 	Stopped string    `json:"stopped,omitempty"` // the last signal that gorun sent it to end it, before it ended
 
+	Place *RankPlace `json:"place,omitempty"` // the CPUs that it was bound to, its GPU
+
 	status exitStatus
 	done   bool
 	order  int // 1 for the process that ended first

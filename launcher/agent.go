@@ -39,7 +39,8 @@ type agentRank struct {
 	argv  []string
 	env   []string
 	dir   string
-	stdin int // a descriptor of this process, duplicated into the rank
+	stdin int   // a descriptor of this process, duplicated into the rank
+	cpus  []int // that it may use; nil: all that this process may
 }
 
 // agentEvent is what an agent reports.
@@ -205,6 +206,14 @@ func (a *agent) started(i int) (pid int, since time.Time) {
 
 func (a *agent) forkOne(i int) error {
 	r := &a.cfg.ranks[i]
+	if r.cpus != nil {
+		// Before exec, so that the program's runtime counts the CPUs that it has: a rank has the mask of the thread that forks it.
+		unbind, err := bindThread(r.cpus)
+		if err != nil {
+			return fmt.Errorf("bind rank %d to %w", r.rank, err)
+		}
+		defer unbind()
+	}
 	outR, outW, err := pipe()
 	if err != nil {
 		return err

@@ -133,6 +133,7 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 			r.hosts[res.index] = res.host
 			h := res.host
 			a := &r.acct.Hosts[res.index]
+			r.placed(res.index, &h.prepared.Place.Host, h.prepared.Place.Ranks)
 			a.Addr, a.Agent, a.Sent, a.Staged = h.prepared.Addr, h.session.File, h.session.Pushed, h.staged
 			a.Opened, a.Prepared = h.opened.Sub(r.acct.Start), h.ready.Sub(r.acct.Start)
 			if h.prepared.OwnDir {
@@ -334,7 +335,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 		Job: r.acct.Job, Key: key, Node: index, Placement: agentwire.Compress(p.nodeOf()), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
 		MasterPort: p.Ranks[0].Host == index, Name: []byte(p.Program.Name), Path: []byte(p.Program.Path), Dir: []byte(p.Dir), DirGiven: p.DirGiven,
 		Forward: agentwire.Pack(p.Remote.Forward), Stdin: -1, KillGrace: p.KillGrace,
-		Merge: p.Merge, Timestamp: p.Timestamp,
+		Merge: p.Merge, Timestamp: p.Timestamp, BindTo: p.BindTo.String(), HideGPUs: p.GPUBind == GPUBindHide,
 	}
 	if r.o.bind.IsValid() {
 		prep.Bind = r.o.bind.String()

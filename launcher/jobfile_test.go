@@ -115,7 +115,7 @@ stage = ["data.bin", "x y"]
 func TestDecodeJobErrors(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"unknown key", "[job]\nnp = 4\nprogamm = \"x\"\n", "job.toml:3:1: unknown key job.progamm; did you mean program?"},
-		{"far key", "[launch]\nxyzzy = 1\n", "job.toml:2:1: unknown key launch.xyzzy; known there: hostfile, map_by, oversubscribe, stdin, tag_output, timeout, kill_grace, timeout_signal, on_fail, restarts, window, report, keep_launcher_env, rm, ssh_config, accept_new_host_keys, rsh, connect_timeout, port_range, stage"},
+		{"far key", "[launch]\nxyzzy = 1\n", "job.toml:2:1: unknown key launch.xyzzy; known there: hostfile, map_by, oversubscribe, bind_to, gpu_bind, stdin, tag_output, timeout, kill_grace, timeout_signal, on_fail, restarts, window, report, keep_launcher_env, rm, ssh_config, accept_new_host_keys, rsh, connect_timeout, port_range, stage"},
 		{"what else than wait", "[launch]\non_fail = \"ignore\"\n", `job.toml:2:1: on_fail = ignore: must be kill or wait`},
 		{"signal without time", "[launch]\ntimeout_signal = \"USR1\"\n", `job.toml:2:1: timeout_signal: "USR1" is no signal and time before the timeout, such as USR1@30s`},
 		{"negative restarts", "[launch]\nrestarts = -1\n", "job.toml:2:1: restarts = -1: must be a number from 0 to 1048576"},
@@ -152,7 +152,7 @@ func TestDecodeJobErrors(t *testing.T) {
 		{"hosts that are words", "host = [\"a\"]\n", "job.toml:1:9: a host is of type string, must be of type table"},
 		{"hosts twice", "[[host]]\nname = \"a\"\n[launch]\n hostfile = \"h\"\n", "job.toml:4:2: hosts are given twice, by [[host]] and by hostfile: give one of them"},
 		{"table below a host", "[[host]]\nname = \"a\"\n[host.gpu]\nn = 1\n", "job.toml:3:2: unknown key host.gpu; known there: name, address, user, port, slots"},
-		{"map_by", "[launch]\nmap_by = \"core\"\n", "job.toml:2:1: map_by: \"core\" must be slot, node or ppr:N:node: gorun places ranks on hosts, and binds them to no part of one"},
+		{"map_by", "[launch]\nmap_by = \"core\"\n", "job.toml:2:1: map_by: \"core\" must be slot, node or ppr:N:node: ranks are placed on hosts, and bound to a part of one by --bind-to core or numa"},
 		{"rm", "[launch]\nrm = \"lsf\"\n", "job.toml:2:1: rm = lsf: must be none, slurm or pbs"},
 		{"no time", "[launch]\nconnect_timeout = 0\n", "job.toml:2:1: connect_timeout: \"0\" is no time at all"},
 		{"ports", "[launch]\nport_range = \"9-1\"\n", "job.toml:2:1: port_range: \"9-1\" is no range of ports such as 40000-40100"},

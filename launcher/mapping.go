@@ -32,7 +32,7 @@ func ParseMapBy(s string) (MapBy, error) {
 	case rest == "oversubscribe":
 		return MapBy{}, fmt.Errorf("%q must be %s, and --oversubscribe", s, first)
 	case first == "core", first == "numa", first == "socket", first == "package", first == "hwthread", first == "l3cache":
-		return MapBy{}, fmt.Errorf("%q must be slot, node or ppr:N:node: gorun places ranks on hosts, and binds them to no part of one", s)
+		return MapBy{}, fmt.Errorf("%q must be slot, node or ppr:N:node: ranks are placed on hosts, and bound to a part of one by --bind-to core or numa", s)
 	}
 	return MapBy{}, fmt.Errorf("%q must be slot, node or ppr:N:node", s)
 }

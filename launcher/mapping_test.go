@@ -88,7 +88,7 @@ func TestParseMapBy(t *testing.T) {
 		"ppr:0:node":         `"ppr:0:node" must be ppr:N:node, N ranks on each host`,
 		"ppr:2:socket":       `"ppr:2:socket" must be ppr:N:node, N ranks on each host`,
 		"slot:OVERSUBSCRIBE": `"slot:OVERSUBSCRIBE" must be slot, and --oversubscribe`,
-		"numa:PE=4":          `"numa:PE=4" must be slot, node or ppr:N:node: gorun places ranks on hosts, and binds them to no part of one`,
+		"numa:PE=4":          `"numa:PE=4" must be slot, node or ppr:N:node: ranks are placed on hosts, and bound to a part of one by --bind-to core or numa`,
 	} {
 		if got, err := ParseMapBy(s); err == nil || err.Error() != want {
 			t.Errorf("%q: got %v, %v, want %s", s, got, err, want)

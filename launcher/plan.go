@@ -36,6 +36,10 @@ type Plan struct {
 	Unused []string `json:"unused,omitempty"` // names of hosts that got no rank
 	Remote Remote   `json:"remote,omitzero"`  // for the hosts that are not local
 
+	BindTo        Bind   `json:"bind_to,omitzero"`
+	GPUBind       string `json:"gpu_bind,omitempty"`
+	Oversubscribe bool   `json:"oversubscribe,omitempty"`
+
 	inherit []string // what ranks on the local host inherit, without what Env sets
 }
 
@@ -47,6 +51,8 @@ type PlanHost struct {
 	Port  int    `json:"port,omitempty"` // 0: from the ssh configuration
 	Slots int    `json:"slots"`          // how many ranks it takes without oversubscription
 	Local bool   `json:"local"`          // the host that gorun runs on: its ranks need no way
+
+	Place *HostPlace `json:"place,omitempty"` // what it gives its ranks; nil: not known before they start
 }
 
 // Remote is what concerns only the hosts that are not local.
@@ -71,6 +77,8 @@ type PlanRank struct {
 	Argv      []string `json:"argv"`
 	Env       []string `json:"env"` // set for this rank; AtLaunch names what comes later
 
+	Place *RankPlace `json:"place,omitempty"` // what its host gives it; nil: not known before it starts
+	cpus  []int      // that it is bound to; nil: it is not
 }
 
 // AtLaunch names the variables of a rank that a plan can't know: they are drawn when the job is launched.
@@ -85,6 +93,7 @@ type Facts struct {
 	Hostfile   []Host     // what is in the job's hostfile
 	Allocation Allocation // what a resource manager gave
 	GPUs       int        // how many this host has
+	Machine    *Machine   // what this host has for its ranks; nil: none of them is bound
 }
 
 // Plan works the job out. It touches nothing: the same job and facts give the same plan.
@@ -101,6 +110,9 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 		p.KillGrace = 0
 	}
 	if err := j.planPolicy(p); err != nil {
+		return nil, err
+	}
+	if err := j.planPlace(p); err != nil {
 		return nil, err
 	}
 	if j.Dir != "" {
@@ -131,6 +143,9 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	}
 	p.planRanks(on, append([]string{f.Program.Name}, j.Args...), j.Device, settings)
 	p.planInherited(j, f, settings)
+	if err := p.placeLocal(f.Machine); err != nil {
+		return nil, err
+	}
 	return p, nil
 }
 
@@ -450,7 +465,11 @@ func remoteEnviron(login, forward, rank, atLaunch []string) []string {
 // environ is the whole environment of a rank on the local host.
 func (p *Plan) environ(r *PlanRank, atLaunch []string) []string {
 	env := make([]string, 0, len(p.inherit)+len(r.Env)+len(atLaunch))
-	env = append(env, p.inherit...)
+	if r.Place != nil {
+		env = append(env, without(p.inherit, setNames(r.Env, nil))...) // a rank's place sets more than others have
+	} else {
+		env = append(env, p.inherit...)
+	}
 	env = append(env, r.Env...)
 	for _, kv := range atLaunch {
 		name, _, _ := strings.Cut(kv, "=")

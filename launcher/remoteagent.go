@@ -129,6 +129,9 @@ type agentServer struct {
 	began  time.Time
 	stdin  [2]int // pipe to the rank that has a stdin; -1: closed
 
+	place    agentwire.Place // what the ranks get
+	placeEnv [][]string      // and what their environment says of it
+
 	nStarted, nEnded int
 	forked           bool
 	orphaned         bool // gorun is gone
@@ -233,6 +236,10 @@ func (s *agentServer) prepare() error {
 	if s.prog, err = s.findProgram(); err != nil {
 		return err
 	}
+	placed, err := s.placeRanks()
+	if err != nil {
+		return err
+	}
 	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open /dev/null: %w", err)
@@ -257,8 +264,9 @@ func (s *agentServer) prepare() error {
 		return err
 	}
 	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Ports: [2]int{j.PortFrom, j.PortTo}, Confirm: s.confirm, Lazy: nodeLazy}
-	for _, r := range j.Ranks {
-		ar := agentRank{rank: r.Rank, path: s.prog.Path, argv: r.Argv.Unpack(), dir: s.dir, stdin: null}
+	for i, r := range j.Ranks {
+		ar := agentRank{rank: r.Rank, path: s.prog.Path, argv: r.Argv.Unpack(), dir: s.dir, stdin: null, cpus: placed.Ranks[i].CPUs}
+		s.placeEnv = append(s.placeEnv, placeVars(placed.Ranks[i]))
 		if r.Rank == j.Stdin {
 			if s.stdin[0], s.stdin[1], err = pipe(); err != nil {
 				return err
@@ -282,7 +290,7 @@ func (s *agentServer) prepare() error {
 		return err
 	}
 	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Addr: s.host.node.Addr(), MasterAddr: bind.String(), MasterPort: s.host.masterPort,
-		Dir: []byte(s.dir), OwnDir: s.ownDir}})
+		Dir: []byte(s.dir), OwnDir: s.ownDir, Place: s.place}})
 	return nil
 }
 
@@ -334,7 +342,11 @@ func (s *agentServer) findProgram() (Program, error) {
 func (s *agentServer) environ(rank int, job, control string, m meeting) []string {
 	i := slices.IndexFunc(s.job.Ranks, func(r agentwire.Rank) bool { return r.Rank == rank })
 	at := (&Plan{}).atLaunch(job, control, m.addr, m.port)
-	return remoteEnviron(os.Environ(), s.job.Forward.Unpack(), s.job.Ranks[i].Env.Unpack(), append(at, "PWD="+s.dir))
+	own := s.job.Ranks[i].Env.Unpack()
+	if vars := s.placeEnv[i]; len(vars) > 0 {
+		own = append(vars[:len(vars):len(vars)], without(own, setNames(vars, nil))...)
+	}
+	return remoteEnviron(os.Environ(), s.job.Forward.Unpack(), own, append(at, "PWD="+s.dir))
 }
 
 // agentAddr is where this host's node listens: as gorun says, else where sshd was reached, else this host's way to the world.

@@ -93,6 +93,8 @@ type runner struct {
 	met      atomic.Bool // that is all of them
 	retries  retries
 
+	places []*HostPlace // what hosts give their ranks; nil: not known
+
 	started   bool // hosts were told to start their ranks
 	ending    bool
 	sequence  []syscall.Signal // what is still to be sent to the ranks
@@ -234,6 +236,7 @@ func (r *runner) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.sayPlaces()
 	for i, h := range r.hosts {
 		if err := h.meet(m); err != nil {
 			return err
@@ -269,7 +272,8 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		if pr.Host != index {
 			continue
 		}
-		ar := agentRank{rank: pr.Rank, path: p.Program.Path, argv: pr.Argv, dir: p.Dir, stdin: null}
+		ar := agentRank{rank: pr.Rank, path: p.Program.Path, argv: pr.Argv, dir: p.Dir, stdin: null, cpus: pr.cpus}
+		r.acct.Ranks[i].Place = pr.Place
 		if pr.Rank == p.Stdin {
 			ar.stdin = stdin
 		}
@@ -289,7 +293,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 	if err != nil {
 		return meeting{}, err
 	}
-	r.hosts[index] = h
+	r.hosts[index], r.places[index] = h, p.Hosts[index].Place
 	return meeting{port: h.masterPort}, nil
 }
 
@@ -476,6 +480,7 @@ func (r *runner) brought(host int) {
 		return
 	}
 	r.bringing[host] = false
+	r.verbosePlaces(host)
 	if r.forking--; r.forking == 0 {
 		if r.hasStdin != nil {
 			r.hasStdin()

@@ -207,6 +207,9 @@ func finishGorun(v vars, e *Env) error {
 	if e.Restart, _, err = v.number([]string{"GORUN_RESTART"}); err != nil {
 		return err
 	}
+	if e.CPUShare, _, err = v.number([]string{"GORUN_CPU_SHARE"}); err != nil {
+		return err
+	}
 	return readMaster(v, e)
 }
 

@@ -21,6 +21,7 @@ type Env struct {
 	MasterAddr string // PyTorch's and JAX's meeting point, an address of rank 0's host
 	MasterPort int
 	Restart    int // how often the job was restarted
+	CPUShare   int // how many ranks have the CPUs that this rank is bound to; 0: it is not bound
 }
 
 // Current reads os.Environ.
@@ -46,6 +47,9 @@ func (e Env) Environ() []string {
 	num("GORUN_NODE", e.Node)
 	num("GORUN_NODES", e.Nodes)
 	num("GORUN_RESTART", e.Restart)
+	if e.CPUShare > 0 {
+		num("GORUN_CPU_SHARE", e.CPUShare)
+	}
 	str("GORUN_DEVICE", e.Device)
 	str("GORUN_CONTROL", e.Control)
 

@@ -14,7 +14,7 @@ import (
 func TestFromEnviron(t *testing.T) {
 	gorun := rankenv.Env{
 		Launcher: "gorun", Job: "j1", Rank: 2, Size: 4, LocalRank: 0, LocalSize: 2, Node: 1, Nodes: 2,
-		Device: "1", Control: "gorun-x", MasterAddr: "10.0.0.1", MasterPort: 29500, Restart: 3,
+		Device: "1", Control: "gorun-x", MasterAddr: "10.0.0.1", MasterPort: 29500, Restart: 3, CPUShare: 2,
 	}
 	alone := gorun
 	alone.Rank, alone.Size, alone.LocalSize, alone.Node, alone.Nodes = 0, 1, 1, 0, 1
@@ -134,7 +134,7 @@ func TestEnvironWithoutMeetingPoint(t *testing.T) {
 
 // Each variable that Environ writes is documented, and the documented ones that gorun sets are written.
 func TestVarsAreComplete(t *testing.T) {
-	e := rankenv.Env{Job: "j", Size: 2, LocalSize: 2, Nodes: 1, Device: "host", Control: "c", MasterAddr: "::1", MasterPort: 1}
+	e := rankenv.Env{Job: "j", Size: 2, LocalSize: 2, Nodes: 1, Device: "host", Control: "c", MasterAddr: "::1", MasterPort: 1, CPUShare: 1}
 	var got []string
 	for _, kv := range e.Environ() {
 		name, _, _ := strings.Cut(kv, "=")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -60,9 +59,6 @@ func launch(args []string, io stdio) int {
 	if q.json {
 		return fail(io, usagef("--json goes with --dry-run; for a report of a run use --report FILE"))
 	}
-	if n, cpus := localRanks(plan), runtime.NumCPU(); q.verbose && n > cpus {
-		fmt.Fprintf(io.err, "gorun: %d ranks share %d cores\n", n, cpus)
-	}
 	acct := launcher.Run(context.Background(), plan, launcher.Options{Stdin: io.in, HasStdin: true, Stdout: io.out, Stderr: io.err,
 		Signals: io.signals, Verbose: q.verbose, OwnProcess: true})
 	tell(io, acct)
@@ -109,6 +105,9 @@ func factsOf(job launcher.Job, io stdio, verbose bool) (launcher.Facts, error) {
 	}
 	if f.Dir, err = os.Getwd(); err != nil && !strings.HasPrefix(job.Dir, "/") {
 		return f, &launcher.StartError{Code: launcher.ExitCannotRun, Msg: "the current directory is gone; cd to one that is there, or give --wdir", Err: err}
+	}
+	if f.Machine, err = launcher.ReadMachine(job.BindTo); err != nil {
+		return f, err
 	}
 	switch {
 	case job.Hostfile != "":

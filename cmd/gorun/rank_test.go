@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -58,6 +59,12 @@ func rankMain() {
 				os.Exit(98) // there is too much
 			}
 		}
+	case "cpus":
+		// What the kernel and the Go runtime say of this process's CPUs.
+		status, _ := os.ReadFile("/proc/self/status")
+		_, list, _ := strings.Cut(string(status), "Cpus_allowed_list:")
+		list, _, _ = strings.Cut(list, "\n")
+		fmt.Printf("%d %s %d %s\n", rank, strings.TrimSpace(list), runtime.NumCPU(), os.Getenv("GORUN_CPU_SHARE"))
 	case "args":
 		// Everything as it came, quoted.
 		for _, a := range args[1:] {

@@ -11,6 +11,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/placement"
 )
 
 // Protocol is the version of all that is said here. Both sides have the same, or they do not talk.
@@ -106,6 +108,8 @@ type Prepare struct {
 	Merge      bool          // the ranks' stderr is their stdout
 	Timestamp  bool          // the time before each line of output
 	KillGrace  time.Duration // for the end of a session without Reap
+	BindTo     string        // what ranks are bound to; "": the host's choice
+	HideGPUs   bool          // show each rank a GPU of its own
 	Items      []Item        // files that the ranks need
 	Program    int           // which of Items the program is, from 1; 0: none, it is there
 }
@@ -167,6 +171,13 @@ type Prepared struct {
 	MasterPort int    // 0: none was asked for
 	Dir        []byte // the ranks' directory
 	OwnDir     bool   // it is the job's own, since Dir of Prepare is missing there
+	Place      Place
+}
+
+// Place is what the host gives its ranks.
+type Place struct {
+	Host  placement.HostPlace
+	Ranks []placement.RankPlace // in the order of Prepare's
 }
 
 // Failed says why the host cannot take part.

@@ -47,17 +47,14 @@ func (h host) gpus() []GPU {
 		}
 		gpus = append(gpus, GPU{Vendor: vendor, Bus: bus})
 	}
-	for _, bus := range h.names("proc/driver/nvidia/gpus") {
-		info := nvidiaInfo(h.text(filepath.Join("proc/driver/nvidia/gpus", bus, "information")))
-		i := slices.IndexFunc(gpus, func(g GPU) bool { return strings.EqualFold(g.Bus, bus) })
+	for _, n := range h.nvidia() {
+		i := slices.IndexFunc(gpus, func(g GPU) bool { return strings.EqualFold(g.Bus, n.Bus) })
 		if i < 0 {
-			i = len(gpus)
-			gpus = append(gpus, GPU{Vendor: nvidia, Bus: bus})
+			gpus = append(gpus, n)
+			continue
 		}
-		gpus[i].Model, gpus[i].UUID = info["Model"], info["GPU UUID"]
-		if minor := info["Device Minor"]; minor != "" && h.exists("dev/nvidia"+minor) {
-			gpus[i].Device = "/dev/nvidia" + minor
-		}
+		n.Bus = gpus[i].Bus
+		gpus[i] = n
 	}
 	for _, d := range []struct{ pattern, vendor string }{{"dev/nvidia[0-9]*", nvidia}, {"dev/mtgpu.[0-9]*", mooreThreads}} {
 		found, _ := filepath.Glob(filepath.Join(globQuote(h.Root), d.pattern)) // the pattern is well formed

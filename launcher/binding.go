@@ -1,0 +1,269 @@
+package launcher
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gorun-dev/gorun/launcher/internal/placement"
+)
+
+// Bind says what ranks are bound to. The zero value leaves it to each host: a rank is bound to the NUMA node of its GPU where all ranks have one and
+// they use all nodes; else it is not bound.
+type Bind = placement.Bind
+
+// ParseBind reads none, core, core:N or numa.
+func ParseBind(s string) (Bind, error) { return placement.ParseBind(s) }
+
+// Machine is what a host has for its ranks: CPUs and GPUs.
+type Machine = placement.Machine
+
+// HostPlace and RankPlace tell what a host gives its ranks.
+type (
+	HostPlace = placement.HostPlace
+	RankPlace = placement.RankPlace
+)
+
+// Values of Job.GPUBind.
+const (
+	GPUBindNone = "none" // a rank sees all GPUs that the host shows, and chooses by its local rank
+	GPUBindHide = "hide" // a rank sees its own GPU alone
+)
+
+// ReadMachine looks at this host for ranks that are to be bound so.
+func ReadMachine(b Bind) (*Machine, error) {
+	allowed, err := placement.Allowed()
+	if err != nil {
+		return nil, fmt.Errorf("find the CPUs of this host: %w", err)
+	}
+	return placement.Read("/", allowed, b), nil
+}
+
+// VisibleGPUs counts the GPUs of this host that a program with the environment may use, by the traces that the kernel shows and
+// without a vendor's library. root is "/".
+func VisibleGPUs(root string, environ []string) int {
+	gpus := placement.FindGPUs(root)
+	return len(gpus.Visible(placement.LookupIn(environ)).Tokens)
+}
+
+// cpuShareVar tells a rank that is bound how many ranks have the same CPUs.
+const cpuShareVar = "GORUN_CPU_SHARE"
+
+// placeVars is what a rank's environment gets from its place.
+func placeVars(r placement.Rank) []string {
+	vars := r.Hidden
+	if r.CPUs != nil {
+		vars = append(slices.Clone(vars), cpuShareVar+"="+strconv.Itoa(r.Share))
+	}
+	return vars
+}
+
+// rankAsk is what a rank with an environment, in parts of which the first counts, asks of its host.
+func rankAsk(environ ...[]string) placement.RankAsk {
+	env := func(name string) (string, bool) {
+		for _, part := range environ {
+			if v, ok := placement.LookupIn(part)(name); ok {
+				return v, true
+			}
+		}
+		return "", false
+	}
+	device, _ := env("GORUN_DEVICE")
+	return placement.RankAsk{Device: device, Env: env}
+}
+
+// bindThread binds the calling thread, which is locked, until unbind.
+func bindThread(cpus placement.Set) (unbind func(), err error) {
+	fail := func(err error) (func(), error) {
+		return nil, fmt.Errorf("CPUs %v: %w; --bind-to none leaves that to the host", cpus, err)
+	}
+	before, err := placement.Allowed()
+	if err != nil {
+		return fail(err)
+	}
+	if err := placement.Use(cpus); err != nil {
+		return fail(err)
+	}
+	unbind = func() { placement.Use(before) } // only for form: the thread has nothing to do but fork
+	// The kernel takes away, without an error, what the control group does not allow any more.
+	if got, err := placement.Allowed(); err != nil || !slices.Equal(got, cpus) {
+		unbind()
+		return fail(fmt.Errorf("only %v may be used by now", got))
+	}
+	return unbind, nil
+}
+
+// planPlace is what a plan says of the ranks' places on any host.
+func (j Job) planPlace(p *Plan) error {
+	p.BindTo, p.GPUBind, p.Oversubscribe = j.BindTo, j.GPUBind, isOn(j.Oversubscribe)
+	switch j.GPUBind {
+	case "", GPUBindNone, GPUBindHide:
+	default:
+		return usagef("--gpu-bind %s: must be %s or %s", j.GPUBind, GPUBindNone, GPUBindHide)
+	}
+	if j.GPUBind == GPUBindHide && j.Device != "" {
+		return usagef("--gpu-bind %s shows each rank a GPU of its own, and --device %s is one for all: give one of them", GPUBindHide, j.Device)
+	}
+	return nil
+}
+
+// placeLocal works out what the ranks on this host get.
+func (p *Plan) placeLocal(m *Machine) error {
+	host := slices.IndexFunc(p.Hosts, func(h PlanHost) bool { return h.Local })
+	if host < 0 {
+		return nil
+	}
+	hide := p.GPUBind == GPUBindHide
+	if m == nil {
+		if p.BindTo.To != "" && p.BindTo.To != placement.None || hide {
+			return fmt.Errorf("plan: Facts.Machine is missing: what this host has for its ranks")
+		}
+		return nil
+	}
+	a := placement.Ask{Bind: p.BindTo, Hide: hide}
+	var ranks []*PlanRank
+	for i := range p.Ranks {
+		if r := &p.Ranks[i]; r.Host == host {
+			ranks = append(ranks, r)
+			a.Ranks = append(a.Ranks, rankAsk(r.Env, p.inherit))
+		}
+	}
+	placed, err := m.Place(a)
+	if err != nil {
+		return usagef("host %s: %v", p.Hosts[host].Name, err)
+	}
+	h, told := m.Tell(placed)
+	p.Hosts[host].Place = &h
+	for i, r := range ranks {
+		r.Place, r.cpus = &told[i], placed.Ranks[i].CPUs
+		vars := placeVars(placed.Ranks[i])
+		names := setNames(vars, nil)
+		r.Env = slices.DeleteFunc(r.Env, func(kv string) bool { name, _, _ := strings.Cut(kv, "="); return names[name] })
+		r.Env = append(r.Env, vars...)
+	}
+	return nil
+}
+
+// placeRanks works out what the ranks of this host get, for a gorun elsewhere.
+func (s *agentServer) placeRanks() (placement.Placement, error) {
+	j := s.job
+	var b Bind
+	var err error
+	if j.BindTo != "" {
+		if b, err = placement.ParseBind(j.BindTo); err != nil {
+			return placement.Placement{}, fmt.Errorf("--bind-to %w", err)
+		}
+	}
+	m, err := ReadMachine(b)
+	if err != nil {
+		return placement.Placement{}, err
+	}
+	forward, login := j.Forward.Unpack(), os.Environ()
+	a := placement.Ask{Bind: b, Hide: j.HideGPUs}
+	for _, r := range j.Ranks {
+		a.Ranks = append(a.Ranks, rankAsk(r.Env.Unpack(), forward, login))
+	}
+	placed, err := m.Place(a)
+	if err != nil {
+		return placed, err
+	}
+	s.place.Host, s.place.Ranks = m.Tell(placed)
+	return placed, nil
+}
+
+// placed takes note of what a host gives its ranks.
+func (r *runner) placed(host int, h *HostPlace, ranks []RankPlace) {
+	r.places[host] = h
+	i := 0
+	for k := range r.acct.Ranks {
+		if r.plan.Ranks[k].Host != host || i == len(ranks) {
+			continue
+		}
+		a := &r.acct.Ranks[k]
+		a.Place = &ranks[i]
+		i++
+	}
+}
+
+// sayPlaces tells a person in a line what hosts could not do, and that they have more ranks than CPUs, unless that is what the user asked for.
+func (r *runner) sayPlaces() {
+	var order []string
+	hosts := map[string][]string{}
+	for i, h := range r.places {
+		if h == nil {
+			continue
+		}
+		var parts []string
+		if h.Crowded != "" && !r.plan.Oversubscribe {
+			parts = append(parts, h.Crowded)
+		}
+		if h.Refused != "" {
+			parts = append(parts, "not bound: "+h.Refused)
+		}
+		if text := strings.Join(parts, "; "); text != "" {
+			if hosts[text] == nil {
+				order = append(order, text)
+			}
+			hosts[text] = append(hosts[text], r.plan.Hosts[i].Name)
+		}
+	}
+	for _, text := range order {
+		if len(r.plan.Hosts) == 1 && r.plan.Hosts[0].Local {
+			r.say("%s", text)
+			continue
+		}
+		const shown = 4
+		names := hosts[text]
+		list := strings.Join(names[:min(len(names), shown)], ", ")
+		if len(names) > shown {
+			list += fmt.Sprintf(" and %d more", len(names)-shown)
+		}
+		if len(names) == 1 {
+			r.say("host %s: %s", list, text)
+		} else {
+			r.say("hosts %s: %s on each", list, text)
+		}
+	}
+}
+
+// verbosePlaces says where each rank runs, for --verbose.
+func (r *runner) verbosePlaces(host int) {
+	h := r.places[host]
+	if !r.o.Verbose || h == nil {
+		return
+	}
+	rest := map[string][]int{} // ranks of which the same is to be said
+	var order []string
+	for i := range r.acct.Ranks {
+		a := &r.acct.Ranks[i]
+		if r.plan.Ranks[i].Host != host || a.PID == 0 || a.Place == nil {
+			continue
+		}
+		text := placeText(a.Place)
+		if rest[text] == nil {
+			order = append(order, text)
+		}
+		rest[text] = append(rest[text], a.Rank)
+	}
+	for _, text := range order {
+		r.say("%s: host %s, %s", ranksText(rest[text]), r.plan.Hosts[host].Name, text)
+	}
+}
+
+// placeText is "CPUs 0-7 (NUMA node 0, near GPU 1), GPU 1 of 0,1".
+func placeText(r *RankPlace) string {
+	not := ""
+	if !r.Bound {
+		not = "not bound: "
+	}
+	s := "CPUs " + r.CPUs + " (" + not + r.Why + ")"
+	switch {
+	case r.GPU != "" && r.GPU == r.Visible:
+		s += ", GPU " + r.GPU + " alone"
+	case r.GPU != "":
+		s += ", GPU " + r.GPU + " of " + r.Visible
+	}
+	return s
+}

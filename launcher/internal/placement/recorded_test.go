@@ -1,0 +1,130 @@
+package placement
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write golden files")
+
+// recorded lays out a recorded host as files below a new root: "path: text" a line, | for a line end in the text. The line "allowed: 0-3" is what the
+// scheduler said there.
+func recorded(t testing.TB, name string) (root string, allowed Set) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", name+".topo"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root = t.TempDir()
+	for line := range strings.Lines(string(text)) {
+		// Names on the PCI bus have colons, too.
+		file, content, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+		switch {
+		case strings.HasPrefix(line, "#"):
+		case !ok:
+			t.Fatalf("%s: %q", name, line)
+		case file == "allowed":
+			if allowed, err = ParseSet(content); err != nil {
+				t.Fatal(err)
+			}
+		default:
+			file = filepath.Join(root, file)
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(strings.ReplaceAll(content, "|", "\n")+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return root, allowed
+}
+
+func ask(b Bind, n int, device string, environ ...string) Ask {
+	a := Ask{Bind: b}
+	for range n {
+		a.Ranks = append(a.Ranks, RankAsk{Device: device, Env: LookupIn(environ)})
+	}
+	return a
+}
+
+// text is a placement for a person who reads golden files.
+func text(p Placement, err error) string {
+	if err != nil {
+		return "  error: " + err.Error() + "\n"
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "  %s\n", p.Why)
+	if p.Crowded != "" {
+		fmt.Fprintf(&b, "  crowded: %s\n", p.Crowded)
+	}
+	if p.Refused != "" {
+		fmt.Fprintf(&b, "  refused: %s\n", p.Refused)
+	}
+	for i, r := range p.Ranks {
+		if r.CPUs == nil && r.GPU == "" && r.Hidden == nil {
+			continue
+		}
+		fmt.Fprintf(&b, "  %d:", i)
+		if r.CPUs != nil {
+			fmt.Fprintf(&b, " CPUs %v, shared by %d: %s;", r.CPUs, r.Share, r.Where)
+		}
+		if r.GPU != "" {
+			fmt.Fprintf(&b, " GPU %s of %s", r.GPU, r.Shown)
+		}
+		for _, kv := range r.Hidden {
+			b.WriteString(" " + kv)
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// TestRecordedHosts compares what is done on recorded hosts with golden files: a person reads their differences.
+func TestRecordedHosts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.topo")
+	if err != nil || len(files) < 10 {
+		t.Fatalf("recorded hosts: %q, %v", files, err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".topo")
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			root, allowed := recorded(t, name)
+			var b strings.Builder
+			for _, to := range []Bind{{}, {To: None}, {To: ToCore}, {ToCore, 1}, {ToCore, 3}, {To: ToNUMA}} {
+				m := Read(root, allowed, to)
+				for _, n := range []int{1, 2, 3, 8, 64} {
+					what := to.String()
+					if what == "" {
+						what = "default"
+					}
+					got := text(m.Place(ask(to, n, "")))
+					if n > 8 {
+						got, _, _ = strings.Cut(got, "  0:")
+					}
+					fmt.Fprintf(&b, "%s, %d ranks\n%s", what, n, got)
+				}
+			}
+			golden := strings.TrimSuffix(file, ".topo") + ".golden"
+			if *update {
+				if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(b.String(), string(want)); d != "" {
+				t.Errorf("-got +want:\n%s", d)
+			}
+		})
+	}
+}
