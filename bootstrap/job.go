@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gorun-dev/gorun/bootstrap/internal/digest"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
 )
 
@@ -56,6 +57,9 @@ type control interface {
 	fetch(ctx context.Context, rank int, key string) (Handle, error)
 	ledger(ctx context.Context, rank int) (*Ledger, error)
 	inProcess() bool
+	hostName(node int) string
+	// far asks for an account in the ledgers of ranks on other hosts; done is called once, from any goroutine, with nil where nothing is known.
+	far(q digest.Query, done func([]digest.State))
 	// suspect tells the launcher's node that this rank fails because of that one. It does not block.
 	suspect(rank int)
 	// die ends the membership as a death, for tests.
@@ -94,6 +98,14 @@ func (j *Job) Nodes() int { return j.nodes }
 
 // NodeOf is the index of the host that a rank runs on.
 func (j *Job) NodeOf(rank int) int { return j.nodeOf[rank] }
+
+// HostName is the name of the host that a rank runs on, "" in a job of one host and while it is not known: Watch makes it so.
+func (j *Job) HostName(rank int) string {
+	if j.nodes == 1 {
+		return ""
+	}
+	return j.ctl.hostName(j.nodeOf[rank])
+}
 
 // Device is the token of this rank's device, for cuda.Open.
 func (j *Job) Device() string { return j.device }

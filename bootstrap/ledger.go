@@ -46,8 +46,9 @@ func (j *Job) Ledger(rank int) (*Ledger, error) {
 // any rank of the host may ring it, and the node rings it when a rank has died.
 func (l *Ledger) Bell() unsafe.Pointer { return unsafe.Pointer(&l.mem.Page.Bell) }
 
-// Account is one communicator's part of a ledger.
+// Account is one communicator's part of a ledger; of a rank on another host, what Far knows of it.
 type Account struct {
+	far     *farAccount // nil: the rest is what is read
 	ledger  *Ledger
 	slot    *ledgermem.Slot
 	index   int
@@ -153,6 +154,9 @@ func (a *Account) current() bool { return a.slot.Opening.Load() == a.opening }
 // Last is the sequence number of the newest record, 0 before the first. After the account's slot went to another it stays
 // at the newest that was seen here.
 func (a *Account) Last() uint64 {
+	if a.far != nil {
+		return a.far.view.Load().last
+	}
 	n := a.slot.Last.Load()
 	if !a.current() {
 		return a.seen.Load()
@@ -163,11 +167,29 @@ func (a *Account) Last() uint64 {
 
 // At reads a record; false when it is not there yet or is older than the 256 that are kept.
 func (a *Account) At(seq uint64) (Record, bool) {
+	if a.far != nil {
+		return a.far.at(seq)
+	}
 	e, ok := a.slot.Entry(seq)
 	if !ok || !a.current() {
 		return Record{}, false
 	}
-	return Record{Seq: e.Seq, Kind: RecordKind(e.Kind), Desc: e.Desc, Sum: e.Sum}, true
+	return recordOf(e), true
+}
+
+func recordOf(e ledgermem.Entry) Record {
+	return Record{Seq: e.Seq, Kind: RecordKind(e.Kind), Desc: e.Desc, Sum: e.Sum}
+}
+
+// Known is false while nothing is known of the account: it is one of another host, which has not been asked yet.
+func (a *Account) Known() bool { return a.far == nil || a.far.view.Load() != &unknown }
+
+// Newest is the newest record that is there, of those up to one.
+func (a *Account) Newest(upTo uint64) (Record, bool) {
+	if a.far != nil {
+		return a.far.newest(upTo)
+	}
+	return a.At(min(upTo, a.Last()))
 }
 
 // SetDone says how many of the records have been carried out (own account only).
@@ -179,6 +201,9 @@ func (a *Account) SetDone(seq uint64) {
 
 // Done is what SetDone said last; 0 after the account's slot went to another.
 func (a *Account) Done() uint64 {
+	if a.far != nil {
+		return a.far.view.Load().done
+	}
 	n := a.slot.Done.Load()
 	if !a.current() {
 		return 0
@@ -196,6 +221,9 @@ func (a *Account) SetClosed(n uint64) {
 // Closed reads what SetClosed declared. After the account's slot went to another it is closed after the newest record that was
 // seen here.
 func (a *Account) Closed() (n uint64, closed bool) {
+	if a.far != nil {
+		return a.far.closed()
+	}
 	at := a.slot.ClosedAt.Load()
 	if !a.current() {
 		return a.seen.Load(), true
@@ -218,6 +246,9 @@ func (a *Account) SetBusy(what string) {
 
 // Busy is what SetBusy said last; "" when nothing, or when it is being written all the time.
 func (a *Account) Busy() string {
+	if a.far != nil {
+		return a.far.view.Load().busy
+	}
 	text := a.slot.BusyText()
 	if !a.current() {
 		return ""

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gorun-dev/gorun/bootstrap/internal/digest"
 	"github.com/gorun-dev/gorun/bootstrap/internal/ledgermem"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
 )
@@ -153,6 +154,10 @@ func (l *local) ledger(_ context.Context, rank int) (*Ledger, error) {
 }
 
 func (l *local) inProcess() bool { return true }
+
+func (l *local) hostName(int) string { return "" }
+
+func (l *local) far(_ digest.Query, done func([]digest.State)) { done(nil) } // all ranks are on one host
 
 func (l *local) suspect(int) {} // nobody to tell
 

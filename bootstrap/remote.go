@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gorun-dev/gorun/bootstrap/internal/digest"
 	"github.com/gorun-dev/gorun/bootstrap/internal/ledgermem"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
 	"github.com/gorun-dev/gorun/bootstrap/internal/wire"
@@ -20,6 +21,7 @@ const maxReply = 1 << 30
 type remote struct {
 	conn *wire.Conn
 	rank int
+	size int
 	node int
 	done chan struct{} // the reader has ended
 
@@ -29,6 +31,7 @@ type remote struct {
 	lost       *store.Error
 	closed     bool
 	ends       map[int]store.End
+	hosts      map[int]string // names, by host
 	log        []store.Event
 	changed    chan struct{}
 	subscribed chan struct{} // closed with the first events; nil before Subscribe
@@ -60,8 +63,8 @@ func dial(ctx context.Context, socket, jobID string, rank, size int) (*remote, w
 		return nil, none, err
 	}
 	r := &remote{
-		conn: c, rank: rank, node: welcome.Node, done: make(chan struct{}),
-		pending: map[uint64]func(store.Reply, *os.File){}, ends: map[int]store.End{}, changed: make(chan struct{}),
+		conn: c, rank: rank, size: size, node: welcome.Node, done: make(chan struct{}),
+		pending: map[uint64]func(store.Reply, *os.File){}, ends: map[int]store.End{}, hosts: map[int]string{}, changed: make(chan struct{}),
 		exports: map[string]*os.File{}, fetches: map[uint64]string{},
 		ledgers: map[int]*Ledger{rank: {rank: rank, own: true, mem: memory}},
 	}
@@ -192,6 +195,9 @@ func (r *remote) handle(m wire.Message) error {
 		for _, e := range events {
 			if e.Kind == store.Left || e.Kind == store.Died {
 				r.note(e.End)
+			}
+			if e.End.Host != "" {
+				r.hosts[e.Node] = e.End.Host
 			}
 		}
 		if m.Type == wire.Events {
@@ -454,6 +460,36 @@ func (r *remote) ledger(ctx context.Context, rank int) (*Ledger, error) {
 }
 
 func (r *remote) inProcess() bool { return false }
+
+func (r *remote) hostName(node int) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.hosts[node]
+}
+
+func (r *remote) far(q digest.Query, done func([]digest.State)) {
+	r.mu.Lock()
+	r.questions++
+	id := -r.questions
+	r.mu.Unlock()
+	var e wire.Encoder
+	q.Encode(&e)
+	r.ask(wire.Far, id, e.B, func(reply store.Reply, file *os.File) {
+		if file != nil {
+			file.Close()
+		}
+		if reply.Err != nil || len(reply.Values) != 1 {
+			done(nil)
+			return
+		}
+		d := wire.Decoder{B: reply.Values[0]}
+		states := digest.DecodeStates(&d, r.size)
+		if d.End() != nil {
+			states = nil
+		}
+		done(states)
+	})
+}
 
 func (r *remote) suspect(rank int) {
 	var e wire.Encoder

@@ -373,6 +373,7 @@ func (t *collTask) late() error {
 	own := t.record()
 	if d := t.wait.long(); d > 0 && own.Seq > 0 {
 		h.c.acct.SetWait(own.Seq, d)
+		h.c.askFar(own.Seq, d)
 	}
 	for r := range h.n {
 		if r == h.rank || h.seg.phase(r).Load() >= h.phase {
@@ -739,7 +740,7 @@ func (t *collTask) Waiting() string {
 			if who != "" {
 				who += ", "
 			}
-			who += fmt.Sprintf("rank %d (%s)", r, h.c.whereabouts(r))
+			who += h.c.member(r)
 		}
 	}
 	if who == "" {

@@ -46,7 +46,8 @@ type Comm struct {
 	id      uint64 // first word of uid: names the accounts
 	key     string // uid in hexadecimal: names groups and exports
 	group   *bootstrap.Group
-	peers   []peer // by rank
+	peers   []peer         // by rank
+	far     *bootstrap.Far // the accounts of members on other hosts; nil without such
 	be      backend
 
 	// Only the goroutine that makes the calls touches these.
@@ -80,7 +81,8 @@ type Comm struct {
 // peer is another member as this one sees it.
 type peer struct {
 	acct *bootstrap.Account
-	bell *cuda.Bell
+	bell *cuda.Bell // nil: on another host
+	far  bool       // on another host
 }
 
 type failure struct{ err error }
@@ -264,9 +266,11 @@ func (c *Comm) open() error {
 // connect finds what the others have opened.
 func (c *Comm) connect(ctx context.Context, offers [][]byte) error {
 	peers := make([]peer, len(c.ranks))
+	c.far = c.openFar()
 	for i, r := range c.ranks {
-		if c.job.NodeOf(r) != c.job.Node() {
-			continue // its ledger cannot be read from here
+		if !c.near(i) {
+			peers[i] = peer{acct: c.far.Account(r), far: true}
+			continue
 		}
 		l, err := c.job.Ledger(r)
 		if err != nil {
@@ -565,9 +569,9 @@ func (c *Comm) missing() string {
 	}
 	last := c.acct.Last()
 	text := ""
-	for r, p := range c.peers {
-		if r != c.rank && p.acct != nil && p.acct.Last() < last {
-			text += fmt.Sprintf(", rank %d (%s)", r, c.whereabouts(r))
+	for r := range c.peers {
+		if c.behind(r, last) {
+			text += ", " + c.member(r)
 		}
 	}
 	rec, ok := c.acct.At(last)
@@ -696,6 +700,9 @@ func (c *Comm) Close() error {
 	return err
 }
 
+// closing is what a wait of Close is for, in place of a record.
+const closing = 1 << 63
+
 // waitClosed waits until the members have closed after the same record and nothing is enqueued here, or until it is clear that this will not
 // come, at most closeWait.
 func (c *Comm) waitClosed(n uint64) (together bool) {
@@ -716,6 +723,7 @@ func (c *Comm) waitClosed(n uint64) (together bool) {
 			apart = apart || closed && m != n
 		}
 		busy := c.be.outstanding() > 0
+		c.askFar(closing, closeWait-time.Until(deadline))
 		if !busy && (together || apart) || time.Now().After(deadline) {
 			return together && !busy
 		}

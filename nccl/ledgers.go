@@ -8,7 +8,8 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 )
 
-// Each rank writes what it enqueues to its ledger, before it does, and reads those of the other members on its host.
+// Each rank writes what it enqueues to its ledger, before it does, and reads those of the other members: on its host in their memory, of those on other hosts what
+// was heard last (far.go).
 //
 // The host's backend compares every record when it is written. A library's calls are so short that reading the peers' memory is a part of what they
 // cost: it moves the memory from core to core, here and when the peer writes it again. So there it is read at the first of lookEvery calls, at the first
@@ -79,10 +80,8 @@ func (c *Comm) look() error {
 		o.agreed = make([]uint64, len(c.ranks))
 	}
 	last := c.acct.Last()
-	l, _ := c.be.(*library)
-	farClosed := l != nil && l.closedAt.Load() != nil // else nothing is known of other hosts
 	for r, p := range c.peers {
-		if r == c.rank || p.acct == nil && !farClosed {
+		if r == c.rank {
 			continue
 		}
 		if n, closed := c.be.peerClosed(r); closed && n < last {
@@ -94,27 +93,28 @@ func (c *Comm) look() error {
 				return err
 			}
 		}
-		if p.acct == nil || c.check == Trust {
+		if p.acct == nil || c.check == Trust || min(last, p.acct.Last()) <= o.agreed[r] {
 			continue
 		}
-		to := min(last, p.acct.Last())
-		if to <= o.agreed[r] {
+		theirs, ok := p.acct.Newest(last)
+		if !ok || theirs.Seq <= o.agreed[r] {
 			continue
 		}
-		own, mine := c.acct.At(to)
-		theirs, ok := p.acct.At(to)
-		if !mine || !ok {
+		own, mine := c.acct.At(theirs.Seq)
+		if !mine {
 			continue // one is more than 256 records ahead, or the account has been released
 		}
 		if own.Sum == theirs.Sum {
-			o.agreed[r] = to
+			o.agreed[r] = theirs.Seq
 			continue
 		}
-		if err := c.firstDifference(o.agreed[r]+1, to, r); err != nil {
-			return err
+		if from := o.agreed[r] + 1; c.detailed(r, from, theirs.Seq) {
+			if err := c.firstDifference(from, theirs.Seq, r); err != nil {
+				return err
+			}
 		}
 	}
-	if l != nil {
+	if l, ok := c.be.(*library); ok {
 		return l.messages.look()
 	}
 	return nil
@@ -177,8 +177,8 @@ func (c *Comm) whereabouts(r int) string {
 	if n, closed := c.be.peerClosed(r); closed {
 		return fmt.Sprintf("closed after call #%d", n)
 	}
-	if a == nil {
-		return "on another host"
+	if a == nil || !a.Known() {
+		return "its host has not been asked yet"
 	}
 	if busy := a.Busy(); busy != "" {
 		return "in " + busy

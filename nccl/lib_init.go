@@ -182,7 +182,7 @@ func (l *library) fault(id string) bool {
 func (l *library) connect(ctx context.Context) error {
 	c := l.c
 	for _, p := range c.peers {
-		if p.acct == nil && l.closings == nil {
+		if p.far && l.closings == nil {
 			g, err := c.job.GroupOnce("nccl "+c.key+" close", c.ranks)
 			if err != nil {
 				return err
@@ -341,6 +341,7 @@ func (l *library) make(ctx context.Context, call func() (*ncclsys.Pending[ncclsy
 	}()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
+	began := time.Now()
 	for {
 		var err error
 		select {
@@ -349,6 +350,7 @@ func (l *library) make(ctx context.Context, call func() (*ncclsys.Pending[ncclsy
 		case <-ctx.Done():
 			err = l.late(ctx)
 		case <-tick.C:
+			l.c.askFar(0, time.Since(began))
 			err = l.gone()
 		}
 		if err != nil {
@@ -379,7 +381,7 @@ func (l *library) finishInit(ctx context.Context, p *ncclsys.Pending[ncclsys.Com
 func (l *library) late(ctx context.Context) error {
 	var in []int
 	for r, p := range l.c.peers {
-		if r != l.c.rank && (p.acct == nil || p.acct.Busy() == busyInit) {
+		if r != l.c.rank && (!p.acct.Known() || p.acct.Busy() == busyInit) {
 			in = append(in, l.c.ranks[r])
 		}
 	}
@@ -394,7 +396,7 @@ func (l *library) gone() error {
 		}
 	}
 	for r, p := range l.c.peers {
-		if r != l.c.rank && p.acct != nil && p.acct.Busy() == initFailed {
+		if r != l.c.rank && p.acct.Busy() == initFailed {
 			return consequence{fmt.Errorf("rank %d could not make its communicator", r)}
 		}
 	}

@@ -142,7 +142,7 @@ func (m *messages) trafficWith(peer int) *traffic {
 	t := m.with[peer]
 	if t == nil {
 		t = &traffic{}
-		if m.c.peers[peer].acct != nil {
+		if !m.c.peers[peer].far {
 			// It has opened its account before it came to the meeting that ended Init.
 			if l, err := m.c.job.Ledger(m.c.ranks[peer]); err == nil {
 				t.acct = l.FindAccount(messagesID(m.c.id))

@@ -65,7 +65,7 @@ func (l *library) agreeFirst(rec bootstrap.Record, calls []Call) (err error) {
 			if err := c.contradiction(rec, r); err != nil {
 				return c.fail(err, true, false)
 			}
-			waits = waits || p.acct != nil && p.acct.Last() < rec.Seq
+			waits = waits || !p.far && p.acct.Last() < rec.Seq
 		}
 		if !waits {
 			break

@@ -124,6 +124,7 @@ func (u *use) waits(is bool) {
 	}
 	if d := time.Duration(time.Now().UnixNano() - u.waitFrom.Load()); d > longWait {
 		u.l.c.acct.SetWait(seq, d)
+		u.l.c.askFar(seq, d)
 	}
 }
 
@@ -142,9 +143,9 @@ func (u *use) doing() string {
 		return text
 	}
 	joint := ": waits for "
-	for r, p := range c.peers {
-		if r != c.rank && p.acct != nil && p.acct.Last() < seq {
-			text += fmt.Sprintf("%srank %d (%s)", joint, r, c.whereabouts(r))
+	for r := range c.peers {
+		if c.behind(r, seq) {
+			text += joint + c.member(r)
 			joint = ", "
 		}
 	}
@@ -269,6 +270,9 @@ const (
 	// watchPause is how often the others' ledgers are looked at while something is enqueued: a contradiction is told within a second.
 	watchPause    = 20 * time.Millisecond
 	watchPauseMax = 200 * time.Millisecond // while nothing changes
+	// farPatience is how long, after the last call, members of other hosts are asked whether they have made the same, where nothing is enqueued any more: those that come
+	// later ask themselves.
+	farPatience = 3 * time.Second
 )
 
 // watch looks, while operations are enqueued, for what the library does not tell: what other members have enqueued since, that they have closed,
@@ -283,7 +287,7 @@ func (l *library) watch() {
 			return
 		case <-l.wake:
 		}
-		seen, pause := uint64(0), watchPause
+		seen, pause, since := uint64(0), watchPause, time.Now()
 		for {
 			timer.Reset(pause)
 			select {
@@ -295,14 +299,15 @@ func (l *library) watch() {
 				l.c.fail(err, true, false)
 				return
 			}
-			if l.behind() == 0 {
+			open := l.lookFar() && time.Since(since) < farPatience
+			if l.behind() == 0 && !open {
 				l.watching.Store(false)
 				if l.behind() == 0 || !l.watching.CompareAndSwap(false, true) {
 					break
 				}
 			}
 			if n := l.c.acct.Last(); n != seen {
-				seen, pause = n, watchPause
+				seen, pause, since = n, watchPause, time.Now()
 			} else {
 				pause = min(pause*5/4, watchPauseMax)
 			}
@@ -462,13 +467,10 @@ func (l *library) peerClosed(r int) (uint64, bool) {
 	if l.c.peers == nil {
 		return 0, false
 	}
-	if a := l.c.peers[r].acct; a != nil {
-		return a.Closed()
-	}
 	if all := l.closedAt.Load(); all != nil {
 		return (*all)[r], true
 	}
-	return 0, false
+	return l.c.peers[r].acct.Closed()
 }
 
 // jobRankOf is the rank that a failure is about: the one that has ended or closed, else this one.

@@ -379,6 +379,7 @@ func (t *p2pTask) late() error {
 	if !t.wait.look() {
 		return nil
 	}
+	h.c.askFar(h.c.acct.Last(), t.wait.long())
 	for i := range t.ops {
 		m := &t.ops[i]
 		p := int(m.call.Root)

@@ -189,6 +189,7 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 	rec := bootstrap.Record{Kind: bootstrap.Capture, Seq: c.gateSeq} // 0 outside of a lease
 	c.mu.Unlock()
 
+	began := time.Now()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var mu sync.Mutex // orders the last look and the end of the poll
@@ -204,6 +205,7 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 			cancel(contradicted{err})
 			return
 		}
+		c.askFar(rec.Seq, time.Since(began))
 		for r := range c.ranks {
 			if r == c.rank || peer != everybody && r != peer || rec.Seq == 0 {
 				continue

@@ -18,8 +18,12 @@ const (
 	opDied               // to host 0
 	opGone               // to host 0
 	opSuspect            // to host 0
+	opFar                // to host 0: a rank's question about ledgers
+	opDigest             // to host 0: what the ledgers of a host say
 	opReply              // from host 0: the answer to a request
 	opEvents             // from host 0
+	opCollect            // from host 0: asks for a digest
+	opFarTold            // from host 0: the answer to a question about ledgers
 )
 
 const (
@@ -79,6 +83,10 @@ func (n *Node) carryOut(from int, b []byte) error {
 		return nil
 	}
 
+	switch op {
+	case opFar, opDigest, opCollect, opFarTold:
+		return n.farMessage(from, op, &d)
+	}
 	rank := d.Int()
 	if d.Err == nil && (rank < 0 || rank >= len(n.cfg.NodeOf) || n.cfg.Node == 0 && n.cfg.NodeOf[rank] != from) {
 		return fmt.Errorf("host %d speaks for rank %d", from, rank)
@@ -269,6 +277,7 @@ func (n *Node) hostLost(host int, name, detail string, over bool) {
 	for _, done := range waiting {
 		done(store.Reply{Err: lost})
 	}
+	n.endFar()
 }
 
 // Unreached lists the hosts to which messages have been on the way for at least d, without any acknowledgement: the network between

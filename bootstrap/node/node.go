@@ -72,6 +72,7 @@ type Node struct {
 	lost      *store.Error // host 0 is gone
 	doubted   map[int]bool // hosts that gossip holds for dead
 	suspicion []Suspicion  // on host 0
+	far       far
 }
 
 // call is a request that is with host 0.
@@ -100,6 +101,7 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 	}
 	n.cfg.NodeOf = slices.Clone(c.NodeOf)
 	n.store = store.New(n.cfg.NodeOf)
+	n.far.init()
 	if len(c.Key) == 0 {
 		n.cfg.Key = make([]byte, 32) // one host: nobody else needs it
 		rand.Read(n.cfg.Key)
@@ -117,12 +119,13 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 	var err error
 	n.server, err = server.Start(server.Config{
 		Name: n.control, Job: c.Job, Node: c.Node, NodeOf: n.cfg.NodeOf, Host: c.Host,
-		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect, Addr: n.dataAddr, DataKey: n.dataKey(), Ports: c.Ports,
+		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect, Far: n.askFar(), Addr: n.dataAddr, DataKey: n.dataKey(), Ports: c.Ports,
 	})
 	if err != nil {
 		n.stop()
 		return nil, fmt.Errorf("start node %d: control socket: %w", c.Node, err)
 	}
+	n.far.server.Store(n.server)
 	if n.nodes > 1 && c.Node == 0 {
 		n.spawn(n.shipEvents)
 	}
@@ -294,6 +297,7 @@ func (n *Node) stop() {
 	n.closed = true
 	n.mu.Unlock()
 	close(n.quit)
+	n.endFar()
 	n.store.Close()
 	n.meshOnce.Do(func() { close(n.meshed) }) // it never started
 	<-n.meshed

@@ -114,3 +114,13 @@ func Now() uint64 {
 
 // OpNames are the operations of records of the first kind, by the low byte of Desc[0].
 var OpNames = [...]string{1: "all-reduce", 2: "reduce", 3: "broadcast", 4: "all-gather", 5: "reduce-scatter", 6: "send", 7: "recv"}
+
+// FindID is the slot that an account has, or had last; -1 without one. An account that was given up stays readable until its slot is taken again.
+func (p *Page) FindID(id uint64) int {
+	for i := range p.ID {
+		if id != 0 && p.ID[i].Load() == id {
+			return i
+		}
+	}
+	return -1
+}

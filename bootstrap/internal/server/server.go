@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gorun-dev/gorun/bootstrap/internal/digest"
 	"github.com/gorun-dev/gorun/bootstrap/internal/ledgermem"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
 	"github.com/gorun-dev/gorun/bootstrap/internal/wire"
@@ -52,6 +53,9 @@ type Config struct {
 	Addr    func() string // what ranks are told as wire.WelcomeBody.Addr; nil: ""
 	DataKey []byte
 	Ports   [2]int // wire.WelcomeBody.Ports
+
+	// Far asks the hosts of a query's ranks; done is called once. nil: there are no other hosts.
+	Far func(q digest.Query, done func([]digest.State))
 
 	// Suspect is called when a rank says that it fails because of another one, before its end is reported; may be nil.
 	Suspect func(by, rank int)
@@ -377,6 +381,20 @@ func (s *Server) handle(c *conn, m wire.Message) error {
 			sendReply(f.from, f.id, reply, m.File)
 		}
 		s.mu.Unlock()
+	case wire.Far:
+		q := digest.DecodeQuery(&d, len(s.NodeOf))
+		if err := d.End(); err != nil {
+			return err
+		}
+		if s.Far == nil {
+			sendRefusal(want{c, m.ID}, "the job has one host")
+			return nil
+		}
+		s.Far(q, func(states []digest.State) {
+			var e wire.Encoder
+			digest.EncodeStates(&e, states)
+			sendReply(c, m.ID, store.Reply{Values: [][]byte{e.B}}, nil)
+		})
 	case wire.Suspect:
 		suspect := d.Int()
 		if err := d.End(); err != nil {
@@ -623,6 +641,25 @@ func (s *Server) RankExited(number, code int, cause string) {
 		s.mu.Lock()
 	}
 	s.tell(r)
+}
+
+// Digest is what the ledgers of this host's ranks say to a query.
+func (s *Server) Digest(q digest.Query) []digest.State {
+	ranks, err := q.Wants(len(s.NodeOf))
+	if err != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var states []digest.State
+	for _, number := range ranks {
+		if r := s.ranks[number]; r != nil && r.memory != nil && !s.closed {
+			st := digest.Read(r.memory, q)
+			st.Ranks = []int{number}
+			states = append(states, st)
+		}
+	}
+	return digest.Merge(states)
 }
 
 // Rank reports whether a local rank joined, and whether it said goodbye.

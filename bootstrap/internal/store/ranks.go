@@ -149,6 +149,13 @@ func (s *Store) Status(rank int) (joined bool, end *End) {
 	return r.joined, &e
 }
 
+// Lost reports whether a host was given up.
+func (s *Store) Lost(node int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost[node]
+}
+
 // Over reports whether all ranks have ended.
 func (s *Store) Over() bool {
 	s.mu.Lock()

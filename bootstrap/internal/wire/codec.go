@@ -39,6 +39,9 @@ func (d *Decoder) fail(what string) {
 	d.B = nil
 }
 
+// Fail enters a fault that the caller has found in what was taken.
+func (d *Decoder) Fail(what string) { d.fail(what) }
+
 func (d *Decoder) Uint() uint64 {
 	v, n := binary.Uvarint(d.B)
 	if n <= 0 {

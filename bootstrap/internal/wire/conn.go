@@ -48,7 +48,8 @@ const (
 	FetchCancel                 // node: nobody wants fetch ID any more
 	Fetched                     // rank: the answer to fetch ID, maybe with a descriptor
 	Suspect                     // rank: it fails because of the rank that it names; no answer
-	lastType    = Suspect
+	Far                         // rank: ask for an account in the ledgers of ranks on other hosts
+	lastType    = Far
 )
 
 // Message is what is said at once. ID ties answers to questions.

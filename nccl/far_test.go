@@ -1,0 +1,298 @@
+package nccl_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/bootstrap/ranktest"
+	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/graphs"
+	"github.com/gorun-dev/gorun/nccl"
+)
+
+// farJob is a rank of a job on several hosts, with its device.
+type farJob struct {
+	ctx context.Context
+	job *bootstrap.Job
+	dev *cuda.Device
+}
+
+// farWorld is a world with one send and one receive buffer.
+type farWorld struct {
+	*world
+	send, recv cuda.Slice[float32]
+}
+
+func (w *farWorld) sum(red nccl.RedOp) error {
+	return nccl.AllReduce(w.comm, w.send, w.recv, red, w.stream)
+}
+
+// capture makes a graph of an all-reduce.
+func (w *farWorld) capture() (*graphs.Graph, error) {
+	return graphs.Capture(w.ctx, w.stream, func(s *cuda.Stream) error { return nccl.AllReduce(w.comm, w.send, w.recv, nccl.Sum, s) }, graphs.Comms(w.comm))
+}
+
+// end waits, d at most, for all that is enqueued and then for the communicator's failure.
+func (w *farWorld) end(err error, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(w.ctx, d)
+	defer cancel()
+	if err == nil {
+		err = w.stream.Synchronize(ctx)
+	}
+	for err == nil && ctx.Err() == nil {
+		time.Sleep(5 * time.Millisecond)
+		err = w.comm.Err()
+	}
+	return err
+}
+
+// onFar runs f on ranks of several hosts: on the host platform, and on the test's library. beside is done in the test's process, and then the signal is given.
+func onFar(t *testing.T, nodeOf []int, f func(j *farJob) error, wants func(t *testing.T, results []ranktest.Result), beside func(hosts []ranktest.Host)) {
+	t.Helper()
+	run := func(t *testing.T, open func(job *bootstrap.Job) (*cuda.Device, error), env ...string) {
+		signal := filepath.Join(t.TempDir(), "go on")
+		wants(t, ranktest.RunHostsBeside(t, nodeOf, func(ctx context.Context, job *bootstrap.Job) error {
+			dev, err := open(job)
+			if err != nil {
+				return err
+			}
+			return errors.Join(f(&farJob{ctx, job, dev}), dev.Close())
+		}, func(hosts []ranktest.Host) {
+			if beside != nil {
+				beside(hosts)
+			}
+			if err := os.WriteFile(signal, nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		}, append(env, signalVar+"="+signal)...))
+	}
+	t.Run("host", func(t *testing.T) {
+		run(t, func(*bootstrap.Job) (*cuda.Device, error) { return cuda.Open("host") })
+	})
+	t.Run("library", func(t *testing.T) {
+		run(t, func(job *bootstrap.Job) (*cuda.Device, error) { return cuda.Open(strconv.Itoa(job.Rank())) }, fakeLibraries(t)...)
+	})
+}
+
+// with runs f on a communicator on which one broadcast has been done.
+func (j *farJob) with(name string, f func(w *farWorld) error) error {
+	err := withComm(j.ctx, j.job, j.dev, &nccl.Config{Name: name}, func(w *world) error {
+		b, done, err := openBuffers(w, 4096, false)
+		defer done()
+		if err != nil {
+			return err
+		}
+		fw := &farWorld{world: w}
+		fw.send, _ = cuda.SliceOf[float32](b.send, 0, 8)
+		fw.recv, _ = cuda.SliceOf[float32](b.recv, 0, 8)
+		if err := errors.Join(nccl.Broadcast(w.comm, fw.send, fw.recv, 0, w.stream), w.stream.Synchronize(j.ctx)); err != nil {
+			return err
+		}
+		defer w.comm.Close() // before the buffers go
+		return f(fw)
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// A wait that is given up says which ranks have not come, on which host they are, and where they were last. To be late is no fault.
+func TestFarLate(t *testing.T) {
+	onFar(t, []int{0, 0, 1, 1}, func(j *farJob) error {
+		return j.with("world", func(w *farWorld) error {
+			const late = "rank 3 (host host1; last enqueued #1, broadcast of 8 float32, from rank 0; done: 1)"
+			if w.job.Rank() != 3 {
+				if err := w.sum(nccl.Sum); err != nil {
+					return err
+				}
+				for range 2 { // a second wait is one, too
+					ctx, cancel := context.WithTimeout(w.ctx, 700*time.Millisecond)
+					defer cancel()
+					if err := wantErr(w.stream.Synchronize(ctx), context.DeadlineExceeded, "all-reduce #2", "waits for "+late); err != nil {
+						return err
+					}
+				}
+			}
+			if _, err := w.job.AllGather(w.ctx, nil); err != nil {
+				return err
+			}
+			if w.job.Rank() == 3 {
+				if err := w.sum(nccl.Sum); err != nil {
+					return err
+				}
+			}
+			if err := w.stream.Synchronize(w.ctx); err != nil {
+				return err
+			}
+			// An abort because of a deadline says it, too.
+			if w.job.Rank() == 0 {
+				ctx, cancel := context.WithTimeout(w.ctx, 500*time.Millisecond)
+				defer cancel()
+				err := w.sum(nccl.Sum)
+				if err == nil {
+					err = w.stream.Synchronize(ctx)
+				}
+				if err := wantErr(err, context.DeadlineExceeded); err != nil {
+					return err
+				}
+				w.comm.Abort(err)
+			}
+			return wantErr(w.end(nil, 20*time.Second), nccl.ErrAborted, "aborted by rank 0", "rank 3 (host host1; last enqueued #2, all-reduce of 8 float32, sum; done: ")
+		})
+	}, allWell, nil)
+}
+
+// What a rank of another host does otherwise is an error on all within about a second, which names it: also where the library, and so the wait, notices nothing.
+func TestFarMistakes(t *testing.T) {
+	eager := func(w *farWorld) error { return w.sum(nccl.Sum) }
+	capture := func(w *farWorld) error {
+		g, err := w.capture()
+		if g != nil {
+			err = errors.Join(err, g.Close())
+		}
+		return err
+	}
+	launch := func(w *farWorld, gs ...*graphs.Graph) (err error) {
+		for _, g := range gs {
+			if err == nil {
+				err = g.Launch(w.stream)
+			}
+		}
+		return err
+	}
+	type does func(w *farWorld, g []*graphs.Graph) error
+	plain := func(f func(w *farWorld) error) does {
+		return func(w *farWorld, _ []*graphs.Graph) error { return f(w) }
+	}
+	for _, nodeOf := range [][]int{{0, 1}, {0, 0, 1, 2, 3}} {
+		t.Run(fmt.Sprint(nodeOf), func(t *testing.T) {
+			culprit := len(nodeOf) / 2
+			by := fmt.Sprintf("rank %d", culprit)
+			onFar(t, nodeOf, func(j *farJob) error {
+				for _, tc := range []struct {
+					name         string
+					right, wrong does
+					graphs       int
+					is           error
+					text         []string
+				}{
+					{name: "another operation", is: nccl.ErrMismatch, text: []string{"call #5: ", by + ": all-reduce of 8 float32, max", ": all-reduce of 8 float32, sum"},
+						right: func(w *farWorld, _ []*graphs.Graph) (err error) {
+							for range 9 {
+								err = errors.Join(err, w.sum(nccl.Sum))
+							}
+							return err
+						},
+						wrong: func(w *farWorld, _ []*graphs.Graph) (err error) {
+							for i := range 9 {
+								red := nccl.Sum
+								if i == 3 {
+									red = nccl.Max
+								}
+								err = errors.Join(err, w.sum(red))
+							}
+							return err
+						}},
+					{name: "eager instead of capture", right: plain(capture), wrong: plain(eager), is: nccl.ErrMismatch, text: []string{by + ": all-reduce of 8 float32, sum", ": a capture"}},
+					{name: "capture instead of eager", right: plain(eager), wrong: plain(capture), is: nccl.ErrMismatch, text: []string{by + ": a capture", ": all-reduce of 8 float32, sum"}},
+					{name: "another graph", graphs: 2, is: nccl.ErrMismatch, text: []string{by + ": ", "replay of graph"},
+						right: func(w *farWorld, g []*graphs.Graph) error { return launch(w, g[0], g[1]) },
+						wrong: func(w *farWorld, g []*graphs.Graph) error { return launch(w, g[1], g[0]) }},
+					{name: "closes", right: plain(eager), is: nccl.ErrClosed, text: []string{by + " closed communicator closes after call #1"},
+						wrong: plain(func(w *farWorld) error {
+							if err := w.comm.Close(); err != nil {
+								return err
+							}
+							return &nccl.Error{Op: by + " closed communicator closes after call #1", Err: nccl.ErrClosed}
+						})},
+				} {
+					if err := j.with(tc.name, func(w *farWorld) error {
+						var gs []*graphs.Graph
+						for range tc.graphs {
+							g, err := w.capture()
+							if err != nil {
+								return err
+							}
+							defer g.Close()
+							gs = append(gs, g)
+						}
+						if err := j.job.Barrier(j.ctx); err != nil {
+							return err
+						}
+						start := time.Now()
+						do := tc.right
+						if j.job.Rank() == culprit {
+							do = tc.wrong
+						}
+						err := w.end(do(w, gs), 20*time.Second)
+						if took := time.Since(start); took > 8*time.Second {
+							return fmt.Errorf("after %v: %v", took, err)
+						}
+						return wantErr(err, tc.is, tc.text...)
+					}); err != nil {
+						return err
+					}
+				}
+				return nil
+			}, allWell, nil)
+		})
+	}
+}
+
+// The host of a rank for which the others wait goes away: they have an error that names it.
+func TestFarHostLost(t *testing.T) {
+	nodeOf := []int{0, 0, 1, 1}
+	onFar(t, nodeOf, func(j *farJob) error {
+		return j.with("world", func(w *farWorld) error {
+			if w.job.Rank() >= 2 {
+				if w.job.Rank() == 2 {
+					w.sum(nccl.Sum)
+				}
+				<-w.ctx.Done() // killed before
+				return w.ctx.Err()
+			}
+			err := w.end(w.sum(nccl.Sum), 20*time.Second)
+			return wantErr(err, nccl.ErrRank, "host1")
+		})
+	}, func(t *testing.T, results []ranktest.Result) {
+		allWell(t, results[:2])
+	}, func(hosts []ranktest.Host) {
+		awaitReport(t, hosts, nodeOf, "rank 3 of 4 (host h1) has not entered all-reduce #2")
+		if err := hosts[1].Kill(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An init of the library that fails on one host's rank ends on the others.
+func TestFarInitFails(t *testing.T) {
+	results := ranktest.RunHosts(t, []int{0, 0, 1}, func(ctx context.Context, job *bootstrap.Job) error {
+		dev, err := cuda.Open(strconv.Itoa(job.Rank()))
+		if err != nil {
+			return err
+		}
+		start := time.Now()
+		c, err := nccl.InitConfig(ctx, job, dev, &nccl.Config{Timeout: 30 * time.Second})
+		if took := time.Since(start); took > 15*time.Second {
+			err = errors.Join(err, fmt.Errorf("after %v", took))
+		}
+		if err == nil {
+			err = errors.Join(errors.New("no error"), c.Close())
+		}
+		return errors.Join(err, dev.Close())
+	}, append(fakeLibraries(t), "FAKE_NCCL=init-fails")...)
+	for _, r := range results {
+		if r.Code != 1 || strings.Contains(r.Err, "after ") || r.Rank < 2 && !strings.Contains(r.Err, "rank 2") {
+			t.Errorf("rank %d: %q", r.Rank, r.Err)
+		}
+	}
+}
