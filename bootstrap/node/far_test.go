@@ -173,29 +173,22 @@ func TestFarTogether(t *testing.T) {
 		return n
 	}
 	before := sent()
-	var wg sync.WaitGroup
-	for _, j := range c.jobs {
-		wg.Go(func() {
-			answers := make(chan bool, 1)
-			f := j.Far(77, c.everybody(), func() { answers <- true })
-			for round := range rounds {
-				until(t, "an answer", func() bool {
-					f.Ask(uint64(round))
-					select {
-					case <-answers:
-						return true
-					default:
-						return false
-					}
-				})
-				if got := f.Account((j.Rank() + perHost) % len(c.jobs)).Last(); got != 1 {
-					t.Errorf("rank %d: last %d", j.Rank(), got)
-				}
-				time.Sleep(time.Millisecond) // no synchronisation: another order in each round
-			}
-		})
+	fars, answers := make([]*bootstrap.Far, len(c.jobs)), make([]atomic.Int64, len(c.jobs))
+	for r, j := range c.jobs {
+		fars[r] = j.Far(77, c.everybody(), func() { answers[r].Add(1) })
 	}
-	wg.Wait()
+	for round := range int64(rounds) {
+		var wg sync.WaitGroup
+		for r, f := range fars {
+			wg.Go(func() {
+				until(t, "an answer", func() bool { f.Ask(uint64(round)); return answers[r].Load() > round })
+				if got := f.Account((r + perHost) % len(c.jobs)).Last(); got != 1 {
+					t.Errorf("rank %d: last %d", r, got)
+				}
+			})
+		}
+		wg.Wait()
+	}
 	// Without that each question would be one message to host 0, three questions of it, three answers and one more.
 	if n := sent() - before; n > uint64(len(c.jobs))*rounds*2 {
 		t.Errorf("%d messages for %d questions", n, len(c.jobs)*rounds)
