@@ -116,8 +116,9 @@ type HostAccount struct {
 type RankAccount struct {
 	Rank    int       `json:"rank"`
 	Host    string    `json:"host"`
-	PID     int       `json:"pid"`  // 0: never started
-	Code    int       `json:"code"` // as a shell has it: 128+n for a signal
+	Program string    `json:"program,omitempty"` // of a job with several
+	PID     int       `json:"pid"`               // 0: never started
+	Code    int       `json:"code"`              // as a shell has it: 128+n for a signal
 	Signal  string    `json:"signal,omitempty"`
 	Core    bool      `json:"core_dumped,omitempty"`
 	OOM     bool      `json:"out_of_memory,omitempty"` // the kernel killed it, or a process of it, for lack of memory
@@ -305,7 +306,11 @@ func (a *Account) attemptSummary() string {
 		return ""
 	case ReasonFailed:
 		r := &a.Ranks[a.Cause]
-		fmt.Fprintf(&b, "gorun: rank %d (host %s, pid %d) %v after %v", r.Rank, r.Host, r.PID, r.status, shortTime(r.End.Sub(r.Start)))
+		of := ""
+		if r.Program != "" {
+			of = r.Program + ", "
+		}
+		fmt.Fprintf(&b, "gorun: rank %d (%shost %s, pid %d) %v after %v", r.Rank, of, r.Host, r.PID, r.status, shortTime(r.End.Sub(r.Start)))
 		if r.lostSilently() {
 			b.WriteString(" without leaving the job (Job.Close), which is a death to the other ranks")
 		}

@@ -103,8 +103,10 @@ func (j Job) planPlace(p *Plan) error {
 	default:
 		return usagef("--gpu-bind %s: must be %s or %s", j.GPUBind, GPUBindNone, GPUBindHide)
 	}
-	if j.GPUBind == GPUBindHide && j.Device != "" {
-		return usagef("--gpu-bind %s shows each rank a GPU of its own, and --device %s is one for all: give one of them", GPUBindHide, j.Device)
+	for _, device := range append(devices(j.Apps), j.Device) {
+		if j.GPUBind == GPUBindHide && device != "" {
+			return usagef("--gpu-bind %s shows each rank a GPU of its own, and --device %s is one for all: give one of them", GPUBindHide, device)
+		}
 	}
 	return nil
 }
@@ -127,7 +129,7 @@ func (p *Plan) placeLocal(m *Machine) error {
 	for i := range p.Ranks {
 		if r := &p.Ranks[i]; r.Host == host {
 			ranks = append(ranks, r)
-			a.Ranks = append(a.Ranks, rankAsk(r.Env, p.inherit))
+			a.Ranks = append(a.Ranks, rankAsk(r.Env, p.Apps[r.App].inherit))
 		}
 	}
 	placed, err := m.Place(a)

@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"os/exec"
+	"slices"
 
 	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
 )
@@ -16,18 +17,22 @@ type HostFault = hostfacts.Fault
 func CheckHost(job Job, environ []string) *HostFacts {
 	f := hostfacts.Collect(hostfacts.Options{Environ: environ, WDir: job.Dir, Device: job.Device})
 	f.VisibleGPU = VisibleGPUs("/", environ)
-	if job.Program == "" {
-		return f
-	}
-	f.Program = &hostfacts.Program{Name: job.Program}
-	p, err := FindProgram(job.Program, lookupIn(environ, "PATH"))
-	if err == nil && p.GoDir != "" {
-		p.Path = p.GoDir
-		_, err = exec.LookPath("go")
-	}
-	f.Program.Path = p.Path
-	if err != nil {
-		f.Program.Err = err.Error()
+	var seen []string
+	for _, name := range job.Programs() {
+		if slices.Contains(seen, name) {
+			continue
+		}
+		seen = append(seen, name)
+		p, err := FindProgram(name, lookupIn(environ, "PATH"))
+		if err == nil && p.GoDir != "" {
+			p.Path = p.GoDir
+			_, err = exec.LookPath("go")
+		}
+		found := hostfacts.Program{Name: name, Path: p.Path}
+		if err != nil {
+			found.Err = err.Error()
+		}
+		f.Programs = append(f.Programs, found)
 	}
 	return f
 }

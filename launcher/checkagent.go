@@ -20,7 +20,7 @@ func (s *agentServer) check(c *agentwire.Check) error {
 	if err != nil {
 		return err
 	}
-	answer := &agentwire.Checked{Machine: machine(), Facts: facts, Program: s.verdict(ctx, c)}
+	answer := &agentwire.Checked{Machine: machine(), Facts: facts, Programs: verdicts(ctx, c.Programs)}
 	p, err := newProber(c.Key, c.Host, agentAddr(c.Bind), c.PortFrom, c.PortTo)
 	if err != nil {
 		answer.BindErr = err.Error()
@@ -54,21 +54,20 @@ func (s *agentServer) check(c *agentwire.Check) error {
 	}
 }
 
-// verdict says whether the program is on this host.
-func (s *agentServer) verdict(ctx context.Context, c *agentwire.Check) agentwire.Verdict {
-	if len(c.Name) == 0 {
-		return agentwire.Verdict{}
+// verdicts says of each program whether it is on this host.
+func verdicts(ctx context.Context, programs []agentwire.CheckProgram) []agentwire.Verdict {
+	var all []agentwire.Verdict
+	for _, c := range programs {
+		p, err := findHere(agentwire.Program{Name: c.Name, Path: c.Path})
+		v := agentwire.Verdict{Path: p.Path}
+		if err != nil {
+			v = agentwire.Verdict{Err: err.Error()}
+		} else if len(c.Sum) > 0 && strings.Contains(string(c.Name), "/") {
+			_, _, sum, err := fileSum(ctx, p.Path, -1)
+			v.Same = err == nil && bytes.Equal(sum, c.Sum)
+			v.Other = !v.Same
+		}
+		all = append(all, v)
 	}
-	s.job = &agentwire.Prepare{Name: c.Name, Path: c.Path}
-	p, err := s.findProgram()
-	if err != nil {
-		return agentwire.Verdict{Err: err.Error()}
-	}
-	v := agentwire.Verdict{Path: p.Path}
-	if len(c.Sum) > 0 && strings.Contains(string(c.Name), "/") {
-		_, _, sum, err := fileSum(ctx, p.Path, -1)
-		v.Same = err == nil && bytes.Equal(sum, c.Sum)
-		v.Other = !v.Same
-	}
-	return v
+	return all
 }

@@ -94,8 +94,12 @@ func checkHosts(ctx context.Context, p *Plan, device string, w way.Way, progress
 	c := &checker{plan: p, device: device, way: w, builds: builds, key: make([]byte, 32), hosts: make([]HostCheck, len(p.Hosts)),
 		links: make([]*checkLink, len(p.Hosts)), progress: progress}
 	rand.Read(c.key)
-	if file := p.Program.Path; p.Program.GoDir == "" && file != "" && strings.Contains(p.Program.Name, "/") {
-		_, _, c.sum, _ = fileSum(ctx, file, -1) // what cannot be read is a fault of its own
+	for _, prog := range p.Programs {
+		var sum []byte
+		if prog.GoDir == "" && prog.Path != "" && strings.Contains(prog.Name, "/") {
+			_, _, sum, _ = fileSum(ctx, prog.Path, -1) // what cannot be read is a fault of its own
+		}
+		c.sums = append(c.sums, sum)
 	}
 	c.each(func(i int) { c.look(ctx, i) })
 	c.local()
@@ -120,7 +124,7 @@ type checker struct {
 	way      way.Way
 	builds   *push.Builds
 	key      []byte
-	sum      []byte // of the program
+	sums     [][]byte // of the programs
 	hosts    []HostCheck
 	links    []*checkLink // by host; nil: not reached
 	progress func(line string)
@@ -269,19 +273,22 @@ func (c *checker) sending(host string, sent, size int) {
 
 func (c *checker) ask(ctx context.Context, i int, l *checkLink) error {
 	p, h := c.plan, &c.hosts[i]
-	q := &agentwire.Check{Key: c.key, Host: i, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo, Device: c.device, Name: []byte(p.Program.Name),
-		Path: []byte(p.Program.Path), Sum: c.sum}
+	q := &agentwire.Check{Key: c.key, Host: i, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo, Device: c.device}
 	if p.DirGiven {
 		q.Dir = []byte(p.Dir)
 	}
-	if p.Program.GoDir != "" {
-		q.Name = nil // it is built and sent
+	var asked []int // programs; a Go package is built and sent
+	for k, prog := range p.Programs {
+		if prog.GoDir == "" {
+			asked = append(asked, k)
+			q.Programs = append(q.Programs, agentwire.CheckProgram{Name: []byte(prog.Name), Path: []byte(prog.Path), Sum: c.sums[k]})
+		}
 	}
 	m, err := l.ask(ctx, &agentwire.Message{Check: q})
 	if err != nil {
 		return err
 	}
-	if m.Checked == nil {
+	if m.Checked == nil || len(m.Checked.Programs) != len(asked) {
 		return errors.New("its agent does not say what it has found")
 	}
 	h.Agent, h.Sent, h.Addr, h.machine = l.session.File, l.session.Pushed, m.Checked.Addr, m.Checked.Machine
@@ -291,7 +298,13 @@ func (c *checker) ask(ctx context.Context, i int, l *checkLink) error {
 	if why := m.Checked.BindErr; why != "" {
 		c.fault(i, true, "free ports of it, or give another range", "%s", why)
 	}
-	c.program(i, &m.Checked.Program)
+	for k := range p.Programs {
+		var v agentwire.Verdict
+		if at := slices.Index(asked, k); at >= 0 {
+			v = m.Checked.Programs[at]
+		}
+		c.program(i, k, &v)
+	}
 	for n := range clockTries {
 		asked := time.Now()
 		m, err := l.ask(ctx, &agentwire.Message{Clock: &agentwire.Clock{}})
@@ -309,25 +322,22 @@ func (c *checker) ask(ctx context.Context, i int, l *checkLink) error {
 	return nil
 }
 
-// program judges whether the program is on a host, or would be sent.
-func (c *checker) program(i int, v *agentwire.Verdict) {
-	p, h := c.plan, &c.hosts[i]
-	if p.Program.Name == "" {
-		return
-	}
-	name := p.Program.Name
-	f := &hostfacts.Program{Name: name, Path: v.Path, Same: v.Same, Err: v.Err}
-	h.Facts.Program = f
+// program judges whether a program is on a host, or would be sent.
+func (c *checker) program(i, k int, v *agentwire.Verdict) {
+	p, h := &c.plan.Programs[k], &c.hosts[i]
+	name := p.Name
+	h.Facts.Programs = append(h.Facts.Programs, hostfacts.Program{Name: name, Path: v.Path, Same: v.Same, Err: v.Err})
+	f := &h.Facts.Programs[len(h.Facts.Programs)-1]
 	bySlash := strings.Contains(name, "/")
-	staged := !p.Remote.NoStage && (bySlash || p.Program.GoDir != "")
+	staged := !c.plan.Remote.NoStage && (bySlash || p.GoDir != "")
 	switch {
-	case p.Program.GoDir != "":
-		f.Path, f.Sent, f.Err = p.Program.GoDir, true, ""
+	case p.GoDir != "":
+		f.Path, f.Sent, f.Err = p.GoDir, true, ""
 		if !staged {
 			c.fault(i, true, "without --stage none it is built and sent", "program %s is a Go package", name)
 		}
 	case v.Same:
-	case staged && c.sum != nil:
+	case staged && c.sums[k] != nil:
 		f.Sent, f.Err = true, ""
 	case v.Err != "" && bySlash:
 		c.fault(i, true, "copy it there, or leave --stage none out: then it is sent", "%s", v.Err)
@@ -345,7 +355,10 @@ func (c *checker) local() {
 			continue
 		}
 		h := &c.hosts[i]
-		job := Job{Device: c.device, Program: c.plan.Program.Name}
+		job := Job{Device: c.device}
+		for _, p := range c.plan.Programs {
+			job.Apps = append(job.Apps, App{Program: p.Name})
+		}
 		if c.plan.DirGiven {
 			job.Dir = c.plan.Dir
 		}
@@ -413,7 +426,7 @@ func (c *checker) judge(i int) {
 	}
 	facts := *h.Facts
 	if !h.Local {
-		facts.Program = nil // it was judged: it may be sent
+		facts.Programs = nil // they were judged: they may be sent
 	}
 	h.Faults = append(h.Faults, facts.Faults()...)
 	if text := h.Skew.fault(); text != "" {

@@ -105,14 +105,14 @@ func TestProbe(t *testing.T) {
 type checked struct {
 	OK    bool
 	Hosts []struct {
-		Name    string
-		Reached bool
-		Addr    string `json:"address"`
-		Sent    bool   `json:"agent_sent"`
-		Reach   []HostReach
-		Host    string
-		Program *struct{ Same, Sent bool }
-		Faults  []HostFault
+		Name     string
+		Reached  bool
+		Addr     string `json:"address"`
+		Sent     bool   `json:"agent_sent"`
+		Reach    []HostReach
+		Host     string
+		Programs []struct{ Same, Sent bool }
+		Faults   []HostFault
 	}
 	Faults []HostFault
 }
@@ -197,8 +197,8 @@ func TestCheckHosts(t *testing.T) {
 			t.Fatalf("exit code %d: %+v", code, c)
 		}
 		for i, host := range c.Hosts {
-			if host.Program == nil || !host.Program.Sent {
-				t.Errorf("program on host %d: %+v", i, host.Program)
+			if len(host.Programs) != 1 || !host.Programs[0].Sent {
+				t.Errorf("program on host %d: %+v", i, host.Programs)
 			}
 		}
 		if got := c.faults(0, true); got != "" {

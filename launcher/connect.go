@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -333,12 +334,16 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	h.opened = time.Now()
 	prep := &agentwire.Prepare{
 		Job: r.acct.Job, Key: key, Node: index, Placement: agentwire.Compress(p.nodeOf()), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
-		MasterPort: p.Ranks[0].Host == index, Name: []byte(p.Program.Name), Path: []byte(p.Program.Path), Dir: []byte(p.Dir), DirGiven: p.DirGiven,
+		MasterPort: p.Ranks[0].Host == index, Dir: []byte(p.Dir), DirGiven: p.DirGiven,
 		Forward: agentwire.Pack(p.Remote.Forward), Stdin: -1, KillGrace: p.KillGrace,
 		Merge: p.Merge, Timestamp: p.Timestamp, BindTo: p.BindTo.String(), HideGPUs: p.GPUBind == GPUBindHide,
 	}
 	if r.o.bind.IsValid() {
 		prep.Bind = r.o.bind.String()
+	}
+	programs := p.programsOn(index)
+	for _, k := range programs {
+		prep.Programs = append(prep.Programs, agentwire.Program{Name: []byte(p.Programs[k].Name), Path: []byte(p.Programs[k].Path)})
 	}
 	for i := range p.Ranks {
 		pr := &p.Ranks[i]
@@ -346,7 +351,8 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 			continue
 		}
 		h.ranks = append(h.ranks, pr.Rank)
-		prep.Ranks = append(prep.Ranks, agentwire.Rank{Rank: pr.Rank, Argv: agentwire.Pack(pr.Argv), Env: agentwire.Pack(pr.Env)})
+		app := &p.Apps[pr.App]
+		prep.Ranks = append(prep.Ranks, agentwire.Rank{Rank: pr.Rank, Program: slices.Index(programs, app.Program), Dir: []byte(app.Dir), Argv: agentwire.Pack(pr.Argv), Env: agentwire.Pack(pr.Env)})
 		if pr.Rank == p.Stdin && r.o.HasStdin {
 			if h.stdin, err = newRemoteStdin(r.o.Stdin, pr.Rank); err != nil {
 				return fail(fmt.Errorf("stdin: %w", err))
@@ -354,18 +360,18 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 			prep.Stdin, prep.StdinAck = pr.Rank, h.stdin.terminal
 		}
 	}
-	var program bool
-	var items []*item
 	untend := h.tend(limit)
 	defer untend()
-	if !files.quick(s.Arch) {
+	if !files.quick(s.Arch, programs) {
 		limit.move(ctx)
 	}
-	if items, program, err = files.offer(ctx, s.Arch); err != nil {
+	items, at, err := files.offer(ctx, s.Arch, programs)
+	if err != nil {
 		return fail(err)
 	}
-	if prep.Items = wireItems(items); program {
-		prep.Program = len(items)
+	prep.Items = wireItems(items)
+	for i, item := range at {
+		prep.Programs[i].Item = item
 	}
 	h.mux.Send(&agentwire.Message{Prepare: prep})
 	m, err := h.supply(ctx, limit, files, items)

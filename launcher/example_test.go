@@ -15,7 +15,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	plan, err := job.Plan(launcher.Facts{Program: prog, Host: "here", Dir: "/", Environ: os.Environ()})
+	plan, err := job.Plan(launcher.Facts{Programs: []launcher.Program{prog}, Host: "here", Dir: "/", Environ: os.Environ()})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,6 +30,7 @@ type Job struct {
 	Stdin           string        // who reads gorun's stdin: StdinRank0 or StdinNone; "": rank 0
 	KeepLauncherEnv *bool         // let the ranks inherit the variables that another launcher left over; nil: no
 	Report          string        // file for the account in JSON; "": none
+	Apps            []App         // several programs, instead of NP, Program and Args
 
 	Hosts         []Host // where the ranks run; none: this host
 	Hostfile      string // file with the hosts; "": none
@@ -180,19 +182,31 @@ func (r PortRange) String() string {
 	return strconv.Itoa(r.From) + "-" + strconv.Itoa(r.To)
 }
 
-// CommandLine is the gorun command line that asks for the same job.
+// CommandLine is the gorun command line that asks for the same job. Only a job file can give the argument ":" to one of several programs.
 func (j Job) CommandLine() string {
 	words := []string{"gorun"}
 	for _, o := range JobOptions {
 		words = append(words, o.words(&j)...)
 	}
-	if strings.HasPrefix(j.Program, "-") || len(words) == 1 && !strings.Contains(j.Program, "/") {
-		words = append(words, "--") // not a flag, and not a command of gorun's own
-	}
 	if j.Program != "" {
+		// Not a flag, not a command of gorun's own, and no further program.
+		if strings.HasPrefix(j.Program, "-") || len(words) == 1 && !strings.Contains(j.Program, "/") || slices.Contains(j.Args, ":") {
+			words = append(words, "--")
+		}
 		words = append(words, j.Program)
 	}
 	words = append(words, j.Args...)
+	for _, a := range j.Apps {
+		words = append(words, ":") // the first one, too: what stands before it is the job's
+		of := a.job()
+		for _, o := range JobOptions {
+			words = append(words, o.words(&of)...)
+		}
+		if strings.HasPrefix(a.Program, "-") {
+			words = append(words, "--")
+		}
+		words = append(append(words, a.Program), a.Args...)
+	}
 	for i, w := range words {
 		words[i] = shellQuote(w)
 	}

@@ -19,7 +19,7 @@ import (
 var hostKeys = []string{"name", "address", "user", "port", "slots"}
 
 // jobTables are the tables of a job file.
-var jobTables = []string{"job", "host", "env", "output", "launch"}
+var jobTables = []string{"job", "app", "host", "env", "output", "launch"}
 
 // keysOf are the keys of a table of a job file; those of the document for "".
 func keysOf(table string) []string {
@@ -28,6 +28,8 @@ func keysOf(table string) []string {
 		return jobTables
 	case "host":
 		return hostKeys
+	case "app":
+		return append(keysOfApp(), "env")
 	}
 	var keys []string
 	for _, o := range JobOptions {
@@ -91,7 +93,8 @@ func DecodeJob(name string, data []byte) (Job, error) {
 		}
 	}
 	d.hosts(&j, doc["host"])
-	d.env(&j, d.table(doc, "env"))
+	j.Env = d.env(d.table(doc, "env"), "env")
+	d.apps(&j, doc["app"])
 	if len(j.Stage) > 1 && slices.Contains(j.Stage, StageNone) {
 		d.failf([]string{"launch", "stage"}, "stage = %q and files to send contradict each other", StageNone)
 	}
@@ -121,6 +124,11 @@ func (d *jobDecoder) at(path ...string) string {
 	return d.file
 }
 
+// has reports whether a key is there.
+func (d *jobDecoder) has(path ...string) bool {
+	return slices.ContainsFunc(d.keys, func(k tomlKey) bool { return slices.Equal(k.path, path) })
+}
+
 func (d *jobDecoder) failf(path []string, format string, args ...any) {
 	if d.err == nil {
 		d.err = usagef("%s: %s", d.at(path...), fmt.Sprintf(format, args...))
@@ -134,8 +142,8 @@ func (d *jobDecoder) unknown() {
 		if k.element {
 			continue
 		}
-		if len(path) > 1 && path[0] == "host" {
-			path = append([]string{"host"}, path[2:]...) // without the index
+		if len(path) > 1 && (path[0] == "host" || path[0] == "app") {
+			path = append([]string{path[0]}, path[2:]...) // without the index
 		}
 		switch {
 		case len(path) == 1 && slices.Contains(jobTables, path[0]):
@@ -196,8 +204,8 @@ func typed[T any](d *jobDecoder, v any, path []string) (T, bool) {
 
 // keyName is a path for a person: without the indices of [[host]].
 func keyName(path []string) string {
-	if len(path) == 3 && path[0] == "host" {
-		return path[0] + "." + path[2]
+	if len(path) > 2 && (path[0] == "host" || path[0] == "app") {
+		path = append([]string{path[0]}, path[2:]...)
 	}
 	return strings.Join(path, ".")
 }
@@ -280,26 +288,81 @@ func (d *jobDecoder) number(t map[string]any, most int64, path ...string) int {
 	return int(n)
 }
 
-func (d *jobDecoder) hosts(j *Job, v any) {
-	var tables []map[string]any
+// tables is an array of tables.
+func (d *jobDecoder) tables(v any, name string) []map[string]any {
 	switch v := v.(type) {
 	case nil:
-		return
 	case []map[string]any:
-		tables = v
+		return v
 	case []any: // an array that is written in one: host = [{name = "a"}]
+		var tables []map[string]any
 		for i, e := range v {
 			t, ok := e.(map[string]any)
 			if !ok {
-				d.failf([]string{"host", strconv.Itoa(i)}, "a host is of type %s, must be of type table", tomlType(e))
-				return
+				d.failf([]string{name, strconv.Itoa(i)}, "an element of %s is of type %s, must be of type table", name, tomlType(e))
+				return nil
 			}
 			tables = append(tables, t)
 		}
+		return tables
 	default:
-		d.failf([]string{"host"}, "host must be an array of tables: [[host]]")
+		d.failf([]string{name}, "%s must be an array of tables: [[%s]]", name, name)
+	}
+	return nil
+}
+
+// keysOfApp are the options of an app, as keys of its table.
+func keysOfApp() []string {
+	var keys []string
+	for _, o := range JobOptions {
+		if _, key, ok := strings.Cut(o.Key, "."); ok && o.App {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+func (d *jobDecoder) apps(j *Job, v any) {
+	for i, t := range d.tables(v, "app") {
+		table := []string{"app", strconv.Itoa(i)}
+		var of Job
+		for k := range JobOptions {
+			o := &JobOptions[k]
+			if _, key, ok := strings.Cut(o.Key, "."); ok && o.App {
+				d.option(&of, o, t, table[0], table[1], key)
+			}
+		}
+		if e, there := t["env"]; there {
+			at := append(slices.Clone(table), "env")
+			vars, ok := e.(map[string]any)
+			if !ok {
+				d.failf(at, "app.env must be a table: env = {NAME = \"VALUE\"}")
+			}
+			of.Env = d.env(vars, at...)
+		}
+		if of.Program == "" {
+			d.failf(table, "an app without a program")
+		}
+		if of.NP == 0 {
+			d.failf(table, "app %q without np, its number of ranks", of.Program)
+		}
+		j.Apps = append(j.Apps, NewApp(of))
+	}
+	if len(j.Apps) == 0 {
 		return
 	}
+	for _, key := range []string{"np", "program", "args"} {
+		if d.has("job", key) {
+			d.failf([]string{"job", key}, "programs are given by [[app]], each with its own %s: then there is none in [job]", key)
+		}
+	}
+	if _, err := j.apps(); err != nil {
+		d.failf([]string{"app", strconv.Itoa(len(j.Apps) - 1)}, "%v", err)
+	}
+}
+
+func (d *jobDecoder) hosts(j *Job, v any) {
+	tables := d.tables(v, "host")
 	if len(tables) > maxHosts {
 		d.failf([]string{"host"}, "more than %d hosts", maxHosts)
 		return
@@ -333,18 +396,21 @@ func (d *jobDecoder) hosts(j *Job, v any) {
 	}
 }
 
-func (d *jobDecoder) env(j *Job, t map[string]any) {
+// env is a table of variables, at a path.
+func (d *jobDecoder) env(t map[string]any, path ...string) []Setting {
+	var env []Setting
 	for _, k := range slices.Sorted(maps.Keys(t)) {
 		s, ok := scalarText(t[k])
 		if !ok {
-			d.failf([]string{"env", k}, "variable %s: must be a string, a number, true or false", k)
+			d.failf(append(slices.Clone(path), k), "variable %s: must be a string, a number, true or false", k)
 		}
 		set := Setting{Name: k, Value: s}
 		if _, err := checkSettings([]Setting{set}); err != nil {
-			d.failf([]string{"env", k}, "%v", err)
+			d.failf(append(slices.Clone(path), k), "%v", err)
 		}
-		j.Env = append(j.Env, set)
+		env = append(env, set)
 	}
+	return env
 }
 
 // tomlType is the TOML name of a value's type.

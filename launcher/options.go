@@ -22,6 +22,7 @@ type Option struct {
 	Example string   // a value as TOML, for gorun help job-file
 	Note    string   // more about the key, for gorun help job-file
 	Values  []string // words that it may be, for completion
+	App     bool     // each of several programs may have its own: a field of App
 	field
 }
 
@@ -48,13 +49,13 @@ const (
 
 // JobOptions are all settings of a job, in the order in which help shows them.
 var JobOptions = []Option{
-	{Flags: []string{"-np", "-n", "--np"}, Arg: "N", Key: "job.np", Example: "4",
+	{Flags: []string{"-np", "-n", "--np"}, Arg: "N", Key: "job.np", Example: "4", App: true,
 		Help:  "number of ranks (default: every slot of the hosts; without hosts one a GPU, at least one)",
 		field: number(func(j *Job) *int { return &j.NP }, 1, MaxNP)},
 	{Key: "job.program", Example: `"./examples/train"`, Note: "a name, a path, or a Go package directory", Help: "what the ranks run: a name that is looked up in PATH, a path, or a Go package directory",
-		field: program()},
+		App: true, field: program()},
 	{Key: "job.args", Example: `["-epochs", "3"]`, Help: "the program's arguments",
-		field: arguments()},
+		App: true, field: arguments()},
 	{Flags: []string{"-H", "--host"}, Arg: "LIST", Help: "hosts: [user@]host[:slots],...; one slot without a number; may be repeated", field: hostList()},
 	{Flags: []string{"--hostfile"}, Arg: "FILE", Env: "GORUN_HOSTFILE", Key: "launch.hostfile", Example: `"hosts"`, Note: "instead of [[host]]",
 		Help: "file with hosts, one a line: host slots=4, or host:4", field: hostfile()},
@@ -68,11 +69,11 @@ var JobOptions = []Option{
 		field: scalar(kindWord, func(j *Job) *Bind { return &j.BindTo }, ParseBind, Bind.String)},
 	{Flags: []string{"--gpu-bind"}, Arg: "WHAT", Env: "GORUN_GPU_BIND", Key: "launch.gpu_bind", Example: `"hide"`, Values: []string{GPUBindNone, GPUBindHide},
 		Help: "hide: a rank sees its own GPU alone; none (default): all", field: word(func(j *Job) *string { return &j.GPUBind }, GPUBindNone, GPUBindHide)},
-	{Flags: []string{"-x"}, Arg: "NAME[=VALUE]", Help: "set a variable for the ranks, or keep one that would be removed; may be repeated", field: settings()},
-	{Flags: []string{"--wdir"}, Arg: "DIR", Key: "job.wdir", Example: `"/tmp"`, Help: "working directory of the ranks",
+	{Flags: []string{"-x"}, Arg: "NAME[=VALUE]", Help: "set a variable for the ranks, or keep one that would be removed; may be repeated", App: true, field: settings()},
+	{Flags: []string{"--wdir"}, Arg: "DIR", Key: "job.wdir", Example: `"/tmp"`, Help: "working directory of the ranks", App: true,
 		field: text(func(j *Job) *string { return &j.Dir })},
 	{Flags: []string{"--device"}, Arg: "TOKEN", Env: "GORUN_DEVICE", Key: "job.device", Example: `"host"`,
-		Help: "device of the ranks: host, an index, a UUID (default: each rank chooses)", field: word(func(j *Job) *string { return &j.Device })},
+		Help: "device of the ranks: host, an index, a UUID (default: each rank chooses)", App: true, field: word(func(j *Job) *string { return &j.Device })},
 	{Flags: []string{"--stdin"}, Arg: "RANK", Key: "launch.stdin", Example: `"none"`, Values: []string{StdinRank0, StdinNone},
 		Help: "who reads gorun's stdin: 0 (default) or none", field: word(func(j *Job) *string { return &j.Stdin }, StdinRank0, StdinNone)},
 	{Flags: []string{"--tag-output"}, Env: "GORUN_TAG_OUTPUT", Key: "output.tag", Also: "launch.tag_output", Example: "true", Help: "put [RANK] before each line",
@@ -284,12 +285,12 @@ func list(k kind, at func(*Job) *[]string) field {
 		}}
 }
 
-// program is Job.Program, whose arguments are those of the same place.
+// program is Job.Program, whose arguments are those of the same place. Job.Apps are instead of it.
 func program() field {
 	f := text(func(j *Job) *string { return &j.Program })
 	f.merge = func(j, weaker *Job) {
-		if j.Program == "" {
-			j.Program, j.Args = weaker.Program, weaker.Args
+		if j.Program == "" && len(j.Apps) == 0 {
+			j.Program, j.Args, j.Apps = weaker.Program, weaker.Args, weaker.Apps
 		}
 	}
 	return f

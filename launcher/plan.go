@@ -13,7 +13,8 @@ import (
 
 // Plan is a job worked out: data that can be printed and compared, and that Run carries out.
 type Plan struct {
-	Program   Program       `json:"program"`
+	Programs  []Program     `json:"programs"` // what the ranks run, each once
+	Apps      []PlanApp     `json:"apps"`     // which ranks run what: one, unless the job has several programs
 	Dir       string        `json:"dir"`
 	DirGiven  bool          `json:"dir_given,omitempty"` // the user named Dir: a host without it is an error
 	Hosts     []PlanHost    `json:"hosts"`               // those that have ranks, in the order in which they were given
@@ -39,8 +40,6 @@ type Plan struct {
 	BindTo        Bind   `json:"bind_to,omitzero"`
 	GPUBind       string `json:"gpu_bind,omitempty"`
 	Oversubscribe bool   `json:"oversubscribe,omitempty"`
-
-	inherit []string // what ranks on the local host inherit, without what Env sets
 }
 
 // PlanHost is one host of a plan.
@@ -73,6 +72,7 @@ type PlanRank struct {
 	Rank      int      `json:"rank"`
 	Host      int      `json:"host"` // index in Plan.Hosts
 	LocalRank int      `json:"local_rank"`
+	App       int      `json:"app"` // index in Plan.Apps
 	Device    string   `json:"device,omitempty"`
 	Argv      []string `json:"argv"`
 	Env       []string `json:"env"` // set for this rank; AtLaunch names what comes later
@@ -86,7 +86,7 @@ var AtLaunch = []string{"GORUN_JOB_ID", "GORUN_CONTROL", "MASTER_ADDR", "MASTER_
 
 // Facts are what a plan depends on beside the job.
 type Facts struct {
-	Program    Program
+	Programs   []Program  // the job's, in the order of Job.Programs; those that are missing are none of this host
 	Host       string     // this host's name
 	Dir        string     // the current directory, absolute
 	Environ    []string   // gorun's environment
@@ -101,7 +101,11 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	if j.NP < 0 || j.NP > MaxNP {
 		return nil, usagef("number of ranks %d: must be from 1 to %d", j.NP, MaxNP)
 	}
-	p := &Plan{Program: f.Program, Dir: f.Dir, TagOutput: isOn(j.TagOutput), Timestamp: isOn(j.Timestamp), Merge: isOn(j.Merge), FilesOnly: isOn(j.FilesOnly),
+	apps, err := j.apps()
+	if err != nil {
+		return nil, err
+	}
+	p := &Plan{Dir: f.Dir, TagOutput: isOn(j.TagOutput), Timestamp: isOn(j.Timestamp), Merge: isOn(j.Merge), FilesOnly: isOn(j.FilesOnly),
 		Timeout: max(j.Timeout, 0), KillGrace: j.KillGrace, Report: j.Report}
 	switch {
 	case j.KillGrace == 0:
@@ -130,18 +134,18 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	default:
 		return nil, usagef("stdin %s: must be %s or %s", j.Stdin, StdinRank0, StdinNone)
 	}
-	settings, err := checkSettings(j.Env)
+	on, err := j.placeRanks(p, f, numRanks(apps))
 	if err != nil {
 		return nil, err
 	}
-	on, err := j.placeRanks(p, f)
+	settings, err := p.planApps(apps, len(on), f)
 	if err != nil {
 		return nil, err
 	}
 	if err := j.planRemote(p, f, settings); err != nil {
 		return nil, err
 	}
-	p.planRanks(on, append([]string{f.Program.Name}, j.Args...), j.Device, settings)
+	p.planRanks(on, apps, f, settings)
 	p.planInherited(j, f, settings)
 	if err := p.placeLocal(f.Machine); err != nil {
 		return nil, err
@@ -182,7 +186,7 @@ func absolute(dir, path string) string {
 }
 
 // placeRanks finds the hosts that get ranks, and the host of each rank.
-func (j Job) placeRanks(p *Plan, f Facts) ([]int, error) {
+func (j Job) placeRanks(p *Plan, f Facts, np int) ([]int, error) {
 	hosts := j.Hosts
 	allocated := false
 	switch {
@@ -204,7 +208,6 @@ func (j Job) placeRanks(p *Plan, f Facts) ([]int, error) {
 	if j.MapBy != nil {
 		mapBy = *j.MapBy
 	}
-	np := j.NP
 	oversubscribe := isOn(j.Oversubscribe)
 	if len(hosts) == 0 {
 		hosts = []Host{{Name: f.Host, Addr: f.Host}}
@@ -267,48 +270,69 @@ func (j Job) isLocal(f Facts, h Host) bool {
 }
 
 // planRanks makes the ranks, of which on names the hosts.
-func (p *Plan) planRanks(on []int, argv []string, device string, settings []Setting) {
+func (p *Plan) planRanks(on []int, apps []App, f Facts, settings [][]Setting) {
 	local := make([]int, len(p.Hosts)) // ranks of each host so far
 	size := make([]int, len(p.Hosts))
 	for _, h := range on {
 		size[h]++
 	}
+	app, left := 0, p.Apps[0].Ranks
+	argv := p.argv(0, apps)
 	for r, h := range on {
-		place := rankenv.Env{Launcher: "gorun", Rank: r, Size: len(on), LocalRank: local[h], LocalSize: size[h], Node: h, Nodes: len(p.Hosts), Device: device}
-		pr := PlanRank{Rank: r, Host: h, LocalRank: local[h], Device: device, Argv: argv}
+		for left == 0 {
+			app++
+			left, argv = p.Apps[app].Ranks, p.argv(app, apps)
+		}
+		left--
+		place := rankenv.Env{Launcher: "gorun", Rank: r, Size: len(on), LocalRank: local[h], LocalSize: size[h], Node: h, Nodes: len(p.Hosts), Device: apps[app].Device, App: app}
+		pr := PlanRank{Rank: r, Host: h, LocalRank: local[h], App: app, Device: apps[app].Device, Argv: argv}
 		local[h]++
 		pr.Env = place.Environ()
-		for _, s := range settings {
+		for _, s := range settings[app] {
+			value := s.Value
 			if s.Inherit {
-				continue
+				// To this host's ranks it comes with all the rest, and where every program has it, to those of other hosts as well.
+				var there bool
+				if value, there = lookup(f.Environ, s.Name); !there || p.Hosts[h].Local || inheritAll(settings, s.Name) {
+					continue
+				}
 			}
 			pr.Env = slices.DeleteFunc(pr.Env, func(kv string) bool { return isVar(kv, s.Name) })
-			pr.Env = append(pr.Env, s.Name+"="+s.Value)
+			pr.Env = append(pr.Env, s.Name+"="+value)
 		}
 		p.Ranks = append(p.Ranks, pr)
 	}
 }
 
 // planInherited finds what ranks of the local host inherit of gorun's environment.
-func (p *Plan) planInherited(j Job, f Facts, settings []Setting) {
-	inherit := f.Environ
+func (p *Plan) planInherited(j Job, f Facts, settings [][]Setting) {
+	kept, removed := f.Environ, []string(nil)
 	if !isOn(j.KeepLauncherEnv) {
-		var removed []string
-		inherit, removed = rankenv.Scrub(f.Environ)
+		kept, removed = rankenv.Scrub(f.Environ)
+	}
+	for _, kv := range removed {
+		name, _, _ := strings.Cut(kv, "=")
+		if !slices.ContainsFunc(settings, func(of []Setting) bool { return inherits(of, name) }) {
+			p.Removed = append(p.Removed, name)
+		}
+	}
+	slices.Sort(p.Removed)
+	first := 0 // rank of the app
+	for i := range p.Apps {
+		a := &p.Apps[i]
+		var inherit []string
+		if a.Dir != "" || p.DirGiven {
+			inherit = append(inherit, "PWD="+p.dirOf(i))
+		}
+		inherit = append(inherit, kept...)
 		for _, kv := range removed {
-			name, _, _ := strings.Cut(kv, "=")
-			if inherits(settings, name) {
+			if name, _, _ := strings.Cut(kv, "="); inherits(settings[i], name) {
 				inherit = append(inherit, kv)
-			} else {
-				p.Removed = append(p.Removed, name)
 			}
 		}
-		slices.Sort(p.Removed)
+		a.inherit = without(inherit, setNames(p.Ranks[first].Env, AtLaunch))
+		first += a.Ranks
 	}
-	if j.Dir != "" {
-		inherit = append([]string{"PWD=" + p.Dir}, inherit...)
-	}
-	p.inherit = without(inherit, setNames(p.Ranks[0].Env, AtLaunch))
 }
 
 func inherits(settings []Setting, name string) bool {
@@ -316,7 +340,7 @@ func inherits(settings []Setting, name string) bool {
 }
 
 // planRemote is what the hosts that are not local need.
-func (j Job) planRemote(p *Plan, f Facts, settings []Setting) error {
+func (j Job) planRemote(p *Plan, f Facts, settings [][]Setting) error {
 	noStage := slices.Contains(j.Stage, StageNone)
 	if noStage && len(j.Stage) > 1 {
 		return usagef("--stage %s and files to send contradict each other", StageNone)
@@ -346,8 +370,9 @@ func (j Job) planRemote(p *Plan, f Facts, settings []Setting) error {
 	}
 	for _, kv := range without(f.Environ, nil) {
 		name, _, _ := strings.Cut(kv, "=")
-		set := slices.ContainsFunc(settings, func(s Setting) bool { return !s.Inherit && s.Name == name })
-		if !set && (forwarded(name) || inherits(settings, name)) {
+		// A rank's own value wins over it.
+		set := !slices.ContainsFunc(settings, func(of []Setting) bool { return !sets(of, name) })
+		if !set && (forwarded(name) || inheritAll(settings, name)) {
 			p.Remote.Forward = append(p.Remote.Forward, kv)
 		}
 	}
@@ -464,12 +489,12 @@ func remoteEnviron(login, forward, rank, atLaunch []string) []string {
 
 // environ is the whole environment of a rank on the local host.
 func (p *Plan) environ(r *PlanRank, atLaunch []string) []string {
-	env := make([]string, 0, len(p.inherit)+len(r.Env)+len(atLaunch))
+	inherit := p.Apps[r.App].inherit
 	if r.Place != nil {
-		env = append(env, without(p.inherit, setNames(r.Env, nil))...) // a rank's place sets more than others have
-	} else {
-		env = append(env, p.inherit...)
+		inherit = without(inherit, setNames(r.Env, nil)) // a rank's place sets more than others have
 	}
+	env := make([]string, 0, len(inherit)+len(r.Env)+len(atLaunch))
+	env = append(env, inherit...)
 	env = append(env, r.Env...)
 	for _, kv := range atLaunch {
 		name, _, _ := strings.Cut(kv, "=")
@@ -485,14 +510,7 @@ func (p *Plan) Write(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s on %s\n", count(len(p.Ranks), "rank"), strings.Join(p.hostNames(), ", "))
 	p.writeHosts(&b)
-	if p.Program.GoDir != "" {
-		fmt.Fprintf(&b, "program    %s (Go package in %s, built at launch)\n", p.Program.Name, p.Program.GoDir)
-	} else if p.Program.Path != "" {
-		fmt.Fprintf(&b, "program    %s\n", p.Program.Path)
-	} else {
-		fmt.Fprintf(&b, "program    %s (looked for on each host)\n", p.Program.Name)
-	}
-	fmt.Fprintf(&b, "directory  %s\n", p.Dir)
+	p.writeApps(&b)
 	if p.OutputDir != "" {
 		fmt.Fprintf(&b, "output to  %s\n", p.OutputDir)
 	}
@@ -529,7 +547,11 @@ func (p *Plan) Write(w io.Writer) error {
 		if device == "" {
 			device = "chosen by the rank"
 		}
-		fmt.Fprintf(&b, "\nrank %d: host %s, local rank %d, device %s\n", r.Rank, p.Hosts[r.Host].Name, r.LocalRank, device)
+		of := ""
+		if len(p.Apps) > 1 {
+			of = fmt.Sprintf("program %d, ", r.App)
+		}
+		fmt.Fprintf(&b, "\nrank %d: %shost %s, local rank %d, device %s\n", r.Rank, of, p.Hosts[r.Host].Name, r.LocalRank, device)
 		fmt.Fprintf(&b, "  argv")
 		for _, a := range r.Argv {
 			b.WriteString(" " + shellQuote(a))

@@ -41,10 +41,10 @@ func golden(t *testing.T, name, got string) {
 }
 
 var testFacts = Facts{
-	Program: Program{Name: "./prog", Path: "/srv/prog"},
-	Host:    "a",
-	Dir:     "/srv",
-	Environ: []string{"PATH=/bin", "HOME=/h", "HOME=/second", "SLURM_PROCID=3", "OMPI_COMM_WORLD_RANK=1", "RANK=9", "GORUN_JOB_ID=outer", "MASTER_PORT=1"},
+	Programs: []Program{{Name: "./prog", Path: "/srv/prog"}},
+	Host:     "a",
+	Dir:      "/srv",
+	Environ:  []string{"PATH=/bin", "HOME=/h", "HOME=/second", "SLURM_PROCID=3", "OMPI_COMM_WORLD_RANK=1", "RANK=9", "GORUN_JOB_ID=outer", "MASTER_PORT=1"},
 }
 
 func TestPlanGolden(t *testing.T) {

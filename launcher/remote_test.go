@@ -42,7 +42,7 @@ func planOn(t *testing.T, job Job, script string, hosts ...string) *Plan {
 		fmt.Sscan(slots, &n)
 		job.Hosts = append(job.Hosts, Host{Name: name, Addr: name, Slots: n})
 	}
-	p, err := job.Plan(Facts{Program: prog, Host: "here", Dir: t.TempDir(), Environ: os.Environ()})
+	p, err := job.Plan(Facts{Programs: []Program{prog}, Host: "here", Dir: t.TempDir(), Environ: os.Environ()})
 	if err != nil {
 		t.Fatal(err)
 	}

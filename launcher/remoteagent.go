@@ -118,16 +118,16 @@ type agentServer struct {
 	signals  chan os.Signal
 	messages chan *agentwire.Message // closed at the end of the session
 
-	job    *agentwire.Prepare
-	prog   Program
-	dir    string
-	ownDir bool
-	files  jobFiles
-	host   *localHost
-	pumps  *pumps
-	events chan agentEvent
-	began  time.Time
-	stdin  [2]int // pipe to the rank that has a stdin; -1: closed
+	job      *agentwire.Prepare
+	programs []Program // as job.Programs, found on this host
+	dir      string
+	ownDir   bool
+	files    jobFiles
+	host     *localHost
+	pumps    *pumps
+	events   chan agentEvent
+	began    time.Time
+	stdin    [2]int // pipe to the rank that has a stdin; -1: closed
 
 	place    agentwire.Place // what the ranks get
 	placeEnv [][]string      // and what their environment says of it
@@ -233,8 +233,12 @@ func (s *agentServer) prepare() error {
 	if err != nil {
 		return err
 	}
-	if s.prog, err = s.findProgram(); err != nil {
-		return err
+	for _, p := range j.Programs {
+		found, err := findHere(p)
+		if err != nil {
+			return err
+		}
+		s.programs = append(s.programs, found)
 	}
 	placed, err := s.placeRanks()
 	if err != nil {
@@ -265,7 +269,10 @@ func (s *agentServer) prepare() error {
 	}
 	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Ports: [2]int{j.PortFrom, j.PortTo}, Confirm: s.confirm, Lazy: nodeLazy}
 	for i, r := range j.Ranks {
-		ar := agentRank{rank: r.Rank, path: s.prog.Path, argv: r.Argv.Unpack(), dir: s.dir, stdin: null, cpus: placed.Ranks[i].CPUs}
+		if r.Program < 0 || r.Program >= len(s.programs) {
+			return fmt.Errorf("rank %d runs program %d of %d", r.Rank, r.Program, len(s.programs))
+		}
+		ar := agentRank{rank: r.Rank, path: s.programs[r.Program].Path, argv: r.Argv.Unpack(), dir: s.dirOf(&r), stdin: null, cpus: placed.Ranks[i].CPUs}
 		s.placeEnv = append(s.placeEnv, placeVars(placed.Ranks[i]))
 		if r.Rank == j.Stdin {
 			if s.stdin[0], s.stdin[1], err = pipe(); err != nil {
@@ -311,31 +318,39 @@ func machine() string {
 	return id
 }
 
-// findProgram finds the program on this host: a name in this host's PATH, else the file that gorun found.
-func (s *agentServer) findProgram() (Program, error) {
-	name, file := string(s.job.Name), string(s.job.Path)
+// dirOf is the working directory of a rank.
+func (s *agentServer) dirOf(r *agentwire.Rank) string {
+	if len(r.Dir) > 0 {
+		return string(r.Dir)
+	}
+	return s.dir
+}
+
+// findHere finds a program on this host: a name in this host's PATH, else the file that gorun found.
+func findHere(p agentwire.Program) (Program, error) {
+	name, file := string(p.Name), string(p.Path)
 	if !strings.Contains(name, "/") && name != "." && name != ".." {
 		path := os.Getenv("PATH")
 		if path == "" {
 			path = "/usr/local/bin:/usr/bin:/bin"
 		}
-		p, err := FindProgram(name, path)
+		found, err := FindProgram(name, path)
 		if err == nil || executable(file) != nil {
 			if s, ok := errors.AsType[*StartError](err); ok && s.Code == ExitNotFound && file != "" {
 				s.Msg += "; given by its path, it would be sent there"
 			}
-			return p, err
+			return found, err
 		}
 	}
 	if file == "" { // gorun's host does not have it
 		file = name
 	}
-	p, err := FindProgram(file, "")
-	p.Name = name
-	if err == nil && p.GoDir != "" {
+	found, err := FindProgram(file, "")
+	found.Name = name
+	if err == nil && found.GoDir != "" {
 		err = &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: syscall.EISDIR}
 	}
-	return p, err
+	return found, err
 }
 
 // environ is the environment of a rank: this login's, what gorun forwards, and the rank's own.
@@ -346,7 +361,7 @@ func (s *agentServer) environ(rank int, job, control string, m meeting) []string
 	if vars := s.placeEnv[i]; len(vars) > 0 {
 		own = append(vars[:len(vars):len(vars)], without(own, setNames(vars, nil))...)
 	}
-	return remoteEnviron(os.Environ(), s.job.Forward.Unpack(), own, append(at, "PWD="+s.dir))
+	return remoteEnviron(os.Environ(), s.job.Forward.Unpack(), own, append(at, "PWD="+s.dirOf(&s.job.Ranks[i])))
 }
 
 // agentAddr is where this host's node listens: as gorun says, else where sshd was reached, else this host's way to the world.
@@ -516,7 +531,8 @@ func (s *agentServer) event(e agentEvent) {
 	var m agentwire.Message
 	switch e.kind {
 	case rankFailed:
-		err := limitHint(execError(s.prog, e.rank, e.err))
+		i := slices.IndexFunc(s.job.Ranks, func(r agentwire.Rank) bool { return r.Rank == e.rank })
+		err := limitHint(execError(s.programs[s.job.Ranks[i].Program], e.rank, e.err))
 		f := &agentwire.RankFailed{Rank: e.rank, Failed: agentwire.Failed{Text: err.Error()}}
 		if x, ok := errors.AsType[*StartError](err); ok {
 			f.Code = x.Code

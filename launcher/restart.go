@@ -31,7 +31,8 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 	if o.start == nil {
 		o.start = startNode
 	}
-	plan := *p // the build sets the program's path, which is good for this run only
+	plan := *p
+	plan.Programs = slices.Clone(p.Programs) // the build sets their paths, which are good for this run only
 	s := &series{}
 	defer s.giveBack()
 	var before []*Account
@@ -158,7 +159,11 @@ func newRunner(p *Plan, o Options, s *series) *runner {
 	r.hosts, r.bringing, r.lost = make([]hostAgent, len(p.Hosts)), make([]bool, len(p.Hosts)), make([]bool, len(p.Hosts))
 	r.places = make([]*HostPlace, len(p.Hosts))
 	for _, pr := range p.Ranks {
-		r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: pr.Rank, Host: p.Hosts[pr.Host].Name})
+		a := RankAccount{Rank: pr.Rank, Host: p.Hosts[pr.Host].Name}
+		if len(p.Apps) > 1 {
+			a.Program = p.program(&pr).Name
+		}
+		r.acct.Ranks = append(r.acct.Ranks, a)
 	}
 	return r
 }

@@ -130,18 +130,18 @@ func (r *runner) internal(err error) {
 	}
 }
 
-// build builds the program of a plan that names a Go package. A signal ends it.
-func (r *runner) build(ctx context.Context) error {
+// build builds a program of a plan that names a Go package. A signal ends it.
+func (r *runner) build(ctx context.Context, p *Program) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	start := time.Now()
 	done := make(chan error, 1)
-	go func() { done <- r.plan.Program.Build(ctx, r.o.Stderr) }()
+	go func() { done <- p.Build(ctx, r.o.Stderr) }()
 	for {
 		select {
 		case err := <-done:
 			if err == nil {
-				r.verbose("built %s in %v", r.plan.Program.GoDir, time.Since(start).Round(time.Millisecond))
+				r.verbose("built %s in %v", p.GoDir, time.Since(start).Round(time.Millisecond))
 			} else if ctx.Err() != nil {
 				r.interrupt = syscall.SIGTERM
 				err = errInterrupted
@@ -178,15 +178,22 @@ func (r *runner) prepare(ctx context.Context) error {
 	p := r.plan
 	alone := len(p.Hosts) == 1 && p.Hosts[0].Local
 	local := slices.ContainsFunc(p.Hosts, func(h PlanHost) bool { return h.Local })
-	if local {
-		if err := checkDir(p.Dir); err != nil {
-			return err
+	checked := make([]bool, len(p.Apps))
+	for _, pr := range p.Ranks {
+		if p.Hosts[pr.Host].Local && !checked[pr.App] {
+			checked[pr.App] = true
+			if err := checkDir(p.dirOf(pr.App)); err != nil {
+				return err
+			}
 		}
 	}
-	if p.Program.GoDir != "" && p.Program.Path == "" {
-		err := r.build(ctx)
-		if p.Program.scratch != "" {
-			scratch := p.Program.scratch
+	for i := range p.Programs {
+		prog := &p.Programs[i]
+		if prog.GoDir == "" || prog.Path != "" {
+			continue
+		}
+		err := r.build(ctx, prog)
+		if scratch := prog.scratch; scratch != "" {
 			r.series.release = append(r.series.release, func() { os.RemoveAll(scratch) })
 		}
 		if err != nil {
@@ -272,7 +279,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		if pr.Host != index {
 			continue
 		}
-		ar := agentRank{rank: pr.Rank, path: p.Program.Path, argv: pr.Argv, dir: p.Dir, stdin: null, cpus: pr.cpus}
+		ar := agentRank{rank: pr.Rank, path: p.program(pr).Path, argv: pr.Argv, dir: p.dirOf(pr.App), stdin: null, cpus: pr.cpus}
 		r.acct.Ranks[i].Place = pr.Place
 		if pr.Rank == p.Stdin {
 			ar.stdin = stdin
@@ -428,7 +435,7 @@ func (r *runner) event(e agentEvent) {
 		if !r.ending {
 			err := e.err
 			if h := r.plan.Hosts[e.host]; h.Local {
-				err = execError(r.plan.Program, e.rank, err)
+				err = execError(*r.plan.program(&r.plan.Ranks[e.rank]), e.rank, err)
 			} else {
 				err = &hostError{h.Name, err}
 			}

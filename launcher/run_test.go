@@ -27,7 +27,7 @@ func planOf(t *testing.T, job Job, script string) *Plan {
 		t.Fatal(err)
 	}
 	job.Args = []string{"-c", script}
-	p, err := job.Plan(Facts{Program: prog, Host: "here", Dir: t.TempDir(), Environ: os.Environ()})
+	p, err := job.Plan(Facts{Programs: []Program{prog}, Host: "here", Dir: t.TempDir(), Environ: os.Environ()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,13 +113,13 @@ func TestRunIsCancelled(t *testing.T) {
 // A machine that is out of processes or descriptors is not the program's fault.
 func TestStartFails(t *testing.T) {
 	p := planOf(t, Job{NP: 3}, "sleep 1000")
-	p.Program.Path = filepath.Join(t.TempDir(), "gone")
+	p.Programs[0].Path = filepath.Join(t.TempDir(), "gone")
 	acct := Run(t.Context(), p, Options{})
 	if acct.Code != ExitNotFound || !strings.HasPrefix(acct.Error, "run sh: ") {
 		t.Errorf("code %d, %q, want %d", acct.Code, acct.Error, ExitNotFound)
 	}
 	nothingLeft(t, acct.Job)
-	if err := execError(p.Program, 2, syscall.EAGAIN); err == nil || !strings.HasPrefix(err.Error(), "start rank 2: resource temporarily unavailable") {
+	if err := execError(p.Programs[0], 2, syscall.EAGAIN); err == nil || !strings.HasPrefix(err.Error(), "start rank 2: resource temporarily unavailable") {
 		t.Errorf("got %v", err)
 	} else if _, ok := errors.AsType[*StartError](err); ok {
 		t.Errorf("%v is a StartError, want none", err)
@@ -501,7 +501,7 @@ func TestBuildIsInterrupted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := Job{NP: 2}.Plan(Facts{Program: prog, Host: "here", Dir: dir, Environ: os.Environ()})
+	p, err := Job{NP: 2}.Plan(Facts{Programs: []Program{prog}, Host: "here", Dir: dir, Environ: os.Environ()})
 	if err != nil {
 		t.Fatal(err)
 	}

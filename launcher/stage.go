@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,7 +31,8 @@ const (
 	// tellFirst and tellNext are when a person is told how far the sending is.
 	tellFirst = time.Second
 	tellNext  = 3 * time.Second
-	// programDir holds the program in the job's own directory on a host, if its name says no place there.
+	// programDir holds the program in the job's own directory on a host, if its name says no place there; further programs are in
+	// directories of that name and a number.
 	programDir = ".program"
 )
 
@@ -137,8 +139,8 @@ type staging struct {
 	sent    atomic.Int64 // bytes
 	total   atomic.Int64 // that are to be sent, as far as hosts have asked
 
-	building sync.Mutex       // guards program, and builds it
-	program  map[string]*item // by architecture; "": of all
+	building sync.Mutex         // guards programs, and builds them
+	programs []map[string]*item // as Plan.Programs, by architecture; "": of all
 
 	mu    sync.Mutex   // guards the rest
 	busy  map[int]bool // hosts that files are sent to
@@ -147,7 +149,10 @@ type staging struct {
 
 // newStaging finds the files to send. Reading them begins at once; end waits for its end.
 func newStaging(ctx context.Context, p *Plan, out io.Writer) (*staging, error) {
-	s := &staging{plan: p, out: out, turns: make(chan struct{}, maxSending), program: map[string]*item{}, busy: map[int]bool{}}
+	s := &staging{plan: p, out: out, turns: make(chan struct{}, maxSending), busy: map[int]bool{}}
+	for range p.Programs {
+		s.programs = append(s.programs, map[string]*item{})
+	}
 	if p.Remote.NoStage {
 		return s, nil
 	}
@@ -156,11 +161,15 @@ func newStaging(ctx context.Context, p *Plan, out io.Writer) (*staging, error) {
 			return nil, err
 		}
 	}
-	if it := s.ofProgram(p.Program.Path); it != nil && p.Program.GoDir == "" {
-		s.program[""] = it
+	var files []*item
+	for k, prog := range p.Programs {
+		if it := s.ofProgram(k, prog.Path); it != nil && prog.GoDir == "" {
+			s.programs[k][""] = it
+			files = append(files, it)
+		}
 	}
 	s.threads.Go(func() {
-		if it := s.program[""]; it != nil {
+		for _, it := range files {
 			it.read(ctx)
 		}
 		for _, it := range s.files {
@@ -172,13 +181,17 @@ func newStaging(ctx context.Context, p *Plan, out io.Writer) (*staging, error) {
 
 func (s *staging) end() { s.threads.Wait() }
 
-// ofProgram is the program's file as an item, nil if it is looked for on each host.
-func (s *staging) ofProgram(file string) *item {
-	p := &s.plan.Program
+// ofProgram is a program's file as an item, nil if it is looked for on each host.
+func (s *staging) ofProgram(k int, file string) *item {
+	p := &s.plan.Programs[k]
 	if p.GoDir == "" && (!strings.Contains(p.Name, "/") || file == "") {
 		return nil
 	}
-	to := filepath.Join(programDir, filepath.Base(file))
+	to := programDir
+	if k > 0 {
+		to += strconv.Itoa(k) // there may be several of one name
+	}
+	to = filepath.Join(to, filepath.Base(file))
 	if p.GoDir == "" && !s.plan.DirGiven && filepath.IsLocal(p.Name) {
 		to = filepath.Clean(p.Name) // it may start itself by its name
 	}
@@ -233,65 +246,72 @@ func (s *staging) add(f StageFile) error {
 	})
 }
 
-// programFor is the program for a host's architecture, nil if nothing is sent.
-func (s *staging) programFor(ctx context.Context, arch string) (*item, error) {
-	p := &s.plan.Program
+// programFor is a program for a host's architecture, nil if nothing is sent.
+func (s *staging) programFor(ctx context.Context, k int, arch string) (*item, error) {
+	p := &s.plan.Programs[k]
 	if p.GoDir == "" || s.plan.Remote.NoStage {
-		return s.program[""], nil
+		return s.programs[k][""], nil
 	}
 	s.building.Lock() // one at a time
 	defer s.building.Unlock()
-	if it := s.program[arch]; it != nil {
+	if it := s.programs[k][arch]; it != nil {
 		return it, nil
 	}
 	file, err := p.buildFor(ctx, s.out, arch)
 	if err != nil {
 		return nil, err
 	}
-	it := s.ofProgram(file)
-	s.program[arch] = it
+	it := s.ofProgram(k, file)
+	s.programs[k][arch] = it
 	s.threads.Go(func() { it.read(ctx) })
 	return it, nil
 }
 
-// offer is what a host of an architecture must have, by index of agentwire.Prepare.Items, of which the last is the program if there is
-// one. It may wait for a build, and for files to be read.
-func (s *staging) offer(ctx context.Context, arch string) (items []*item, program bool, err error) {
-	items = s.files
-	it, err := s.programFor(ctx, arch)
-	if err != nil {
-		return nil, false, err
-	}
-	if it != nil {
-		items, program = append(items[:len(items):len(items)], it), true
+// offer is what a host of an architecture must have that runs some programs, by index of agentwire.Prepare.Items. The second result has
+// for each of the programs which of the items it is, from 1; 0: none. It may wait for a build, and for files to be read.
+func (s *staging) offer(ctx context.Context, arch string, programs []int) (items []*item, at []int, err error) {
+	items = slices.Clone(s.files)
+	at = make([]int, len(programs))
+	for i, k := range programs {
+		it, err := s.programFor(ctx, k, arch)
+		if err != nil {
+			return nil, nil, err
+		}
+		if it != nil {
+			items = append(items, it)
+			at[i] = len(items)
+		}
 	}
 	for _, it := range items {
 		select {
 		case <-it.done:
 		case <-ctx.Done():
-			return nil, false, context.Cause(ctx)
+			return nil, nil, context.Cause(ctx)
 		}
 		if it.err != nil {
-			return nil, false, it.err
+			return nil, nil, it.err
 		}
 	}
-	return items, program, nil
+	return items, at, nil
 }
 
 // quick reports whether offer will not wait.
-func (s *staging) quick(arch string) bool {
-	if s.plan.Program.GoDir != "" && !s.plan.Remote.NoStage {
+func (s *staging) quick(arch string, programs []int) bool {
+	for _, k := range programs {
+		if s.plan.Programs[k].GoDir == "" || s.plan.Remote.NoStage {
+			if it := s.programs[k][""]; it != nil && !it.ready() {
+				return false
+			}
+			continue
+		}
 		if !s.building.TryLock() {
 			return false
 		}
-		it := s.program[arch]
+		it := s.programs[k][arch]
 		s.building.Unlock()
 		if it == nil || !it.ready() {
 			return false
 		}
-	}
-	if it := s.program[""]; it != nil && !it.ready() {
-		return false
 	}
 	return len(s.files) == 0 || s.files[len(s.files)-1].ready()
 }

@@ -43,7 +43,7 @@ func TestStagePlan(t *testing.T) {
 		{"none", Program{Name: "./prog", Path: dir + "/prog"}, "", []string{"none"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := Job{Hosts: []Host{{Name: "a", Addr: "a"}}, Stage: c.stage, Dir: c.wdir}.Plan(Facts{Program: c.program, Host: "here", Dir: dir})
+			p, err := Job{Hosts: []Host{{Name: "a", Addr: "a"}}, Stage: c.stage, Dir: c.wdir}.Plan(Facts{Programs: []Program{c.program}, Host: "here", Dir: dir})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +52,7 @@ func TestStagePlan(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.end()
-			items, program, err := s.offer(t.Context(), "amd64")
+			items, at, err := s.offer(t.Context(), "amd64", []int{0})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -63,8 +63,8 @@ func TestStagePlan(t *testing.T) {
 			if d := cmp.Diff(got, c.want); d != "" {
 				t.Errorf("-got +want:\n%s", d)
 			}
-			if want := len(c.want) > 0 && strings.HasPrefix(c.want[len(c.want)-1], dir+"/prog") && c.name != "directory"; program != want {
-				t.Errorf("program %v, want %v", program, want)
+			if want := len(c.want) > 0 && strings.HasPrefix(c.want[len(c.want)-1], dir+"/prog") && c.name != "directory"; (at[0] > 0) != want || want && at[0] != len(items) {
+				t.Errorf("the program is item %d of %d", at[0], len(items))
 			}
 		})
 	}
@@ -85,11 +85,11 @@ func TestStageErrors(t *testing.T) {
 		{"d", "--stage d: " + dir + "/d/dangling is a symbolic link, and not to a file"},
 		{"pipe", "send pipe: not a regular file"},
 	} {
-		p, err := Job{Hosts: []Host{{Name: "a", Addr: "a"}}, Stage: []string{c.file}}.Plan(Facts{Program: Program{Name: "sh"}, Host: "here", Dir: dir})
+		p, err := Job{Hosts: []Host{{Name: "a", Addr: "a"}}, Stage: []string{c.file}}.Plan(Facts{Programs: []Program{{Name: "sh"}}, Host: "here", Dir: dir})
 		if err == nil {
 			var s *staging
 			if s, err = newStaging(t.Context(), p, io.Discard); err == nil {
-				_, _, err = s.offer(t.Context(), "amd64")
+				_, _, err = s.offer(t.Context(), "amd64", []int{0})
 				s.end()
 			}
 		}

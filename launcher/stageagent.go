@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -23,11 +24,17 @@ import (
 // and its end ends the work.
 func (s *agentServer) stage() error {
 	s.dir = string(s.job.Dir)
-	if err := checkDir(s.dir); err != nil {
-		if s.job.DirGiven {
-			return err
+	for i := range s.job.Ranks {
+		r := &s.job.Ranks[i]
+		if i > 0 && bytes.Equal(r.Dir, s.job.Ranks[i-1].Dir) {
+			continue
 		}
-		s.ownDir = true
+		if err := checkDir(s.dirOf(r)); err != nil {
+			if len(r.Dir) > 0 || s.job.DirGiven {
+				return err
+			}
+			s.ownDir = true
+		}
 	}
 	if len(s.job.Items) == 0 && !s.ownDir {
 		return nil
@@ -83,17 +90,22 @@ func (s *agentServer) stage() error {
 // provide does what stage says.
 func (s *agentServer) provide(ctx context.Context) error {
 	items := s.job.Items
-	program := s.job.Program - 1
+	program := make([]bool, len(items)) // which of them ranks run
+	for _, p := range s.job.Programs {
+		if p.Item > 0 && p.Item <= len(items) {
+			program[p.Item-1] = true
+		}
+	}
 	there := make([]bool, len(items))
 	for i, it := range items {
 		at := string(it.At)
-		err := s.same(ctx, it, i == program)
+		err := s.same(ctx, it, program[i])
 		there[i] = err == nil
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case there[i]:
-		case i == program:
+		case program[i]:
 			if err == errOther {
 				s.log("there is another %s; the one from gorun's host is used", at)
 			}
@@ -112,7 +124,7 @@ func (s *agentServer) provide(ctx context.Context) error {
 	var want []int
 	var need int64
 	first := map[string]int{}
-	inDir := s.ownDir
+	inDir, programInDir := s.ownDir, false
 	for i, it := range items {
 		if there[i] {
 			continue
@@ -120,6 +132,7 @@ func (s *agentServer) provide(ctx context.Context) error {
 		if len(it.To) > 0 {
 			inDir = true
 			need += it.Size
+			programInDir = programInDir || program[i]
 		}
 		if _, ok := first[string(it.Sum)]; !ok {
 			first[string(it.Sum)] = i
@@ -135,7 +148,7 @@ func (s *agentServer) provide(ctx context.Context) error {
 	}
 	s.files.job = s.job.Job
 	if inDir {
-		if err := s.files.makeDir(need, program >= 0 && !there[program]); err != nil {
+		if err := s.files.makeDir(need, programInDir); err != nil {
 			return err
 		}
 		if s.ownDir {
@@ -167,8 +180,10 @@ func (s *agentServer) provide(ctx context.Context) error {
 			return err
 		}
 	}
-	if program >= 0 && !there[program] {
-		s.job.Path = []byte(places[program])
+	for i := range s.job.Programs {
+		if p := &s.job.Programs[i]; p.Item > 0 && p.Item <= len(items) && !there[p.Item-1] {
+			p.Path = []byte(places[p.Item-1])
+		}
 	}
 	return nil
 }

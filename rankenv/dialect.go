@@ -210,6 +210,9 @@ func finishGorun(v vars, e *Env) error {
 	if e.CPUShare, _, err = v.number([]string{"GORUN_CPU_SHARE"}); err != nil {
 		return err
 	}
+	if e.App, _, err = v.number([]string{"GORUN_APP"}); err != nil {
+		return err
+	}
 	return readMaster(v, e)
 }
 

@@ -22,6 +22,7 @@ type Env struct {
 	MasterPort int
 	Restart    int // how often the job was restarted
 	CPUShare   int // how many ranks have the CPUs that this rank is bound to; 0: it is not bound
+	App        int // index of the rank's program among those of the job; 0 if there is one, or another launcher does not say
 }
 
 // Current reads os.Environ.
@@ -50,6 +51,7 @@ func (e Env) Environ() []string {
 	if e.CPUShare > 0 {
 		num("GORUN_CPU_SHARE", e.CPUShare)
 	}
+	num("GORUN_APP", e.App)
 	str("GORUN_DEVICE", e.Device)
 	str("GORUN_CONTROL", e.Control)
 

@@ -27,6 +27,7 @@ var Vars = []Var{
 	{"GORUN_NODES", ByGorun, "number of hosts in the job"},
 	{"GORUN_RESTART", ByGorun, "how often the job was restarted: 0 at first"},
 	{"GORUN_CPU_SHARE", ByGorun, "how many ranks have the CPUs that this rank is bound to; not set where it is not bound"},
+	{"GORUN_APP", ByGorun, "index of the rank's program among those of the job, from 0 (MPI_APPNUM)"},
 	{"GORUN_CONTROL", ByGorun, "abstract unix socket of the host's bootstrap node, without the leading NUL"},
 
 	{"RANK", ByGorun, "PyTorch: as GORUN_RANK"},
@@ -88,5 +89,5 @@ var Foreign = []Pattern{
 	{"JAX_NUM_PROCESSES", "jax"}, {"JAX_PROCESS_ID", "jax"}, {"JAX_COORDINATOR_ADDRESS", "jax"},
 	{"GORUN_JOB_ID", "gorun"}, {"GORUN_RANK", "gorun"}, {"GORUN_SIZE", "gorun"}, {"GORUN_LOCAL_RANK", "gorun"},
 	{"GORUN_LOCAL_SIZE", "gorun"}, {"GORUN_NODE", "gorun"}, {"GORUN_NODES", "gorun"}, {"GORUN_RESTART", "gorun"},
-	{"GORUN_CPU_SHARE", "gorun"}, {"GORUN_CONTROL", "gorun"},
+	{"GORUN_CPU_SHARE", "gorun"}, {"GORUN_CONTROL", "gorun"}, {"GORUN_APP", "gorun"},
 }

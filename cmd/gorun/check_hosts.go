@@ -18,13 +18,20 @@ func (q *checkRequest) hosts(job launcher.Job, io stdio) (*launcher.Plan, error)
 	if err != nil {
 		return nil, err
 	}
-	if job.Program != "" {
+	var programs []launcher.Program
+	for _, name := range job.Programs() {
 		// What is missing here may be there; that is found out on each host.
-		f.Program, _ = launcher.FindProgram(job.Program, os.Getenv("PATH"))
-		f.Program.Name = job.Program
+		p, _ := launcher.FindProgram(name, os.Getenv("PATH"))
+		p.Name = name
+		if !slices.Contains(programs, p) {
+			programs = append(programs, p)
+		}
 	}
-	job.NP, job.MapBy = 0, nil // every host counts, also without a rank
+	job.NP, job.MapBy, job.Program, job.Apps = 0, nil, "", nil // every host counts, also without a rank
 	p, err := job.Plan(f)
+	if err == nil {
+		p.Programs = programs
+	}
 	if err != nil || !slices.ContainsFunc(p.Hosts, func(h launcher.PlanHost) bool { return !h.Local }) {
 		return nil, err
 	}
@@ -163,18 +170,20 @@ var hostRows = []struct {
 		return strings.Join(all, ", ")
 	}},
 	{"program", func(h *hostReport) string {
-		p := h.Program
-		switch {
-		case p == nil:
-			return ""
-		case p.Err != "":
-			return p.Err
-		case p.Sent:
-			return p.Name + ": would be sent"
-		case p.Same:
-			return p.Name + ": the same file is there"
+		var all []string
+		for _, p := range h.Programs {
+			text := p.Name + ": " + p.Path
+			switch {
+			case p.Err != "":
+				text = p.Err
+			case p.Sent:
+				text = p.Name + ": would be sent"
+			case p.Same:
+				text = p.Name + ": the same file is there"
+			}
+			all = append(all, text)
 		}
-		return p.Name + ": " + p.Path
+		return strings.Join(all, "; ")
 	}},
 	{"gorun", func(h *hostReport) string {
 		switch {

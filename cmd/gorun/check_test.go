@@ -83,7 +83,7 @@ func TestCheckText(t *testing.T) {
 		"infiniband": ["mlx5_0"], "visible_gpus": 1, "driver": {"vendor": "NVIDIA", "version": "580.159.04"},
 		"gpus": [{"vendor": "NVIDIA", "model": "NVIDIA H200", "bus": "0000:1b:00.0", "device": "/dev/nvidia0"}, {"vendor": "NVIDIA"}],
 		"libraries": [{"name": "CUDA driver", "path": "/lib/libcuda.so.1", "from": "system", "version": "580.159.04"}, {"name": "NCCL", "error": "not found"}],
-		"program": {"name": "./train", "error": "no such file or directory"}}`), &f)
+		"programs": [{"name": "./train", "error": "no such file or directory"}]}`), &f)
 	if err != nil {
 		t.Fatal(err)
 	}

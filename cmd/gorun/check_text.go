@@ -127,7 +127,7 @@ func writeHost(b *strings.Builder, f *launcher.HostFacts) {
 	} else {
 		line(b, "ssh client", "none (gorun has its own)")
 	}
-	if p := f.Program; p != nil {
+	for _, p := range f.Programs {
 		path := p.Path
 		if p.Err != "" {
 			path = p.Err

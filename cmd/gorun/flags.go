@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/gorun-dev/gorun/launcher"
@@ -10,7 +11,7 @@ import (
 type request struct {
 	job     launcher.Job // what flags say
 	file    string       // job file
-	rest    []string     // the program and its arguments
+	rest    []string     // the program and its arguments; of several programs none
 	dryRun  bool
 	json    bool
 	verbose bool
@@ -28,6 +29,7 @@ type flagDef struct {
 	set    func(q *request, value string) error
 
 	mayBeOff bool // --switch=false is there, too
+	app      bool // each of several programs may have its own
 }
 
 // flagDefs are the options of a job that have a flag, and what concerns the launch alone.
@@ -53,7 +55,7 @@ func jobFlags() []flagDef {
 		if len(o.Flags) == 0 {
 			continue
 		}
-		defs = append(defs, flagDef{names: o.Flags, arg: o.Arg, help: o.Help, env: o.Env, values: o.Values, mayBeOff: o.Arg == "",
+		defs = append(defs, flagDef{names: o.Flags, arg: o.Arg, help: o.Help, env: o.Env, values: o.Values, mayBeOff: o.Arg == "", app: o.App,
 			set: func(q *request, v string) error { return o.Set(&q.job, o.Flags[0], v) }})
 	}
 	return defs
@@ -71,14 +73,55 @@ func notEmpty(flag, value string) error {
 	return nil
 }
 
-// parse takes a launch command line apart: flags up to the program, then the program's own arguments.
+// parse takes a launch command line apart: flags up to the program, then the program's own arguments. Further programs follow behind
+// colons, each with its own flags; what stands before the first program is the whole job's, but its -np.
 func parse(args []string) (*request, error) {
 	q := &request{}
+	rest, plain, err := q.flags(args, nil)
+	if err != nil {
+		return nil, err
+	}
+	more := -1
+	if !plain {
+		more = slices.Index(rest, ":")
+	}
+	if more < 0 {
+		q.rest = rest
+		return q, nil
+	}
+	if more > 0 {
+		first := launcher.NewApp(launcher.Job{NP: q.job.NP, Program: rest[0], Args: rest[1:more]})
+		q.job.Apps, q.job.NP = append(q.job.Apps, first), 0
+	}
+	for n := 1; more >= 0; n++ {
+		of := &request{}
+		before := rest[more+1:]
+		if rest, plain, err = of.flags(before, q); err != nil {
+			return nil, err
+		}
+		if more = -1; !plain {
+			more = slices.Index(rest, ":")
+		}
+		end := len(rest)
+		if more >= 0 {
+			end = more
+		}
+		if end == 0 {
+			return nil, usagef("no program behind the ':' of program %d: gorun -np 1 PROGRAM : -np 4 PROGRAM", n)
+		}
+		of.job.Program, of.job.Args = rest[0], rest[1:end]
+		q.job.Apps = append(q.job.Apps, launcher.NewApp(of.job))
+	}
+	return q, nil
+}
+
+// flags reads flags up to a program, which begins what it returns; plain says that a -- stands before it, so that what follows is the
+// program's to the end. Those of a further program have the request of the job.
+func (q *request) flags(args []string, job *request) (rest []string, plain bool, err error) {
 	for len(args) > 0 {
 		a := args[0]
 		if a == "--" {
-			args = args[1:]
-			break
+			return args[1:], true, nil
 		}
 		if len(a) < 2 || a[0] != '-' {
 			break
@@ -92,25 +135,27 @@ func parse(args []string) (*request, error) {
 			}
 		}
 		if d == nil {
-			return nil, unknownFlag(name)
+			return nil, false, unknownFlag(name)
+		}
+		if job != nil && !d.app {
+			return nil, false, usagef("%s is for the whole job: it stands before the first program", name)
 		}
 		switch {
 		case d.arg == "" && !has:
 			value = "true"
 		case d.arg == "" && !d.mayBeOff:
-			return nil, usagef("%s takes no value", name)
+			return nil, false, usagef("%s takes no value", name)
 		case d.arg != "" && !has:
 			if len(args) == 0 {
-				return nil, usagef("%s needs a value: %s %s", name, name, d.arg)
+				return nil, false, usagef("%s needs a value: %s %s", name, name, d.arg)
 			}
 			value, args = args[0], args[1:]
 		}
 		if err := d.set(q, value); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
-	q.rest = args
-	return q, nil
+	return args, false, nil
 }
 
 // findFlag finds a flag by its name with dashes; one dash or two make no difference.

@@ -26,12 +26,18 @@ func launchHelp() string {
 
 Usage:
   gorun [flags] PROGRAM [ARGUMENT ...]
+  gorun [flags] PROGRAM [ARGUMENT ...] : [flags] PROGRAM [ARGUMENT ...] [: ...]
   gorun [flags] JOB.toml [ARGUMENT ...]
   gorun COMMAND
 
 PROGRAM is a name that is looked up in PATH, a path, or the directory of a Go main
 package, which is built first. Flags end at the program: what follows is its own.
 A job file's program gets the arguments that follow the file after its own.
+
+Several programs are separated by a colon; ranks are numbered through them, and
+GORUN_APP tells a rank which it is. Flags before the first are the whole job's, but
+for its -np; behind a colon stand -np, which each needs, -x, --wdir and --device. Behind
+-- a colon is an argument.
 
 Flags:
 `)

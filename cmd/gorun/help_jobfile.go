@@ -12,6 +12,16 @@ variables of help environment win over it. Paths are relative to the directory i
 which gorun is started.
 `
 
+const jobFileApps = `
+  [[app]]                         # instead of np, program and args in [job]: a table for each of
+  np = 1                          # several programs, as PROGRAM : PROGRAM; it must have these two
+  program = "./server"
+  args = ["-v"]
+  wdir = "/data"                  # over that of [job]
+  device = "host"                 # as well
+  env = {NAME = "VALUE"}          # beside [env]
+`
+
 const jobFileHosts = `
   [[host]]                        # -H; a table for each host
   name = "a"                      # the only key that a host must have
@@ -36,7 +46,7 @@ A key that is not listed here is an error. gorun config validate FILE checks a f
 
 // jobFileHelp shows each key of a job file with an example.
 func jobFileHelp() string {
-	return jobFileTop + jobFileTable("job") + jobFileHosts + jobFileEnv + jobFileTable("output") + jobFileTable("launch") + jobFileEnd
+	return jobFileTop + jobFileTable("job") + jobFileApps + jobFileHosts + jobFileEnv + jobFileTable("output") + jobFileTable("launch") + jobFileEnd
 }
 
 // jobFileTable shows the options of one table of a job file.

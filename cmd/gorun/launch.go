@@ -32,7 +32,7 @@ func launch(args []string, io stdio) int {
 	if err != nil {
 		return fail(io, err)
 	}
-	if job.Program == "" {
+	if len(job.Programs()) == 0 {
 		if len(args) > 0 {
 			return fail(io, usagef("no program is given; it comes after the flags: gorun -np 4 PROGRAM"))
 		}
@@ -79,11 +79,19 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	var missing error
-	f.Program, missing = launcher.FindProgram(job.Program, os.Getenv("PATH"))
+	missing := map[int]error{} // by index of Job.Programs
+	for i, name := range job.Programs() {
+		p, err := launcher.FindProgram(name, os.Getenv("PATH"))
+		if err != nil {
+			missing[i] = err
+		}
+		f.Programs = append(f.Programs, p)
+	}
 	plan, err := job.Plan(f)
-	if missing != nil && (err != nil || !foundThere(plan)) {
-		return nil, hintCommand(missing, job)
+	for i, name := range job.Programs() {
+		if missing[i] != nil && (err != nil || !foundThere(plan, i)) {
+			return nil, hintCommand(missing[i], job, name)
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -124,17 +132,23 @@ func factsOf(job launcher.Job, io stdio, verbose bool) (launcher.Facts, error) {
 		if verbose && f.Allocation.Note != "" {
 			fmt.Fprintf(io.err, "gorun: %s\n", f.Allocation.Note)
 		}
-		if job.NP == 0 {
+		if job.NP == 0 && len(job.Apps) == 0 {
 			f.GPUs = launcher.VisibleGPUs("/", f.Environ)
 		}
 	}
 	return f, nil
 }
 
-// foundThere reports whether a program that this host lacks may be there where the ranks run: no rank runs here, and
+// foundThere reports whether the program of an app that this host lacks may be there where its ranks run: none of them runs here, and
 // either the program is looked up in PATH or nothing is to be sent.
-func foundThere(p *launcher.Plan) bool {
-	return localRanks(p) == 0 && (!strings.Contains(p.Program.Name, "/") || p.Remote.NoStage && strings.HasPrefix(p.Program.Name, "/"))
+func foundThere(p *launcher.Plan, app int) bool {
+	name := p.Programs[p.Apps[app].Program].Name
+	for _, r := range p.Ranks {
+		if r.App == app && p.Hosts[r.Host].Local {
+			return false
+		}
+	}
+	return !strings.Contains(name, "/") || p.Remote.NoStage && strings.HasPrefix(name, "/")
 }
 
 // localRanks counts the ranks that run on this host.
@@ -149,13 +163,13 @@ func localRanks(p *launcher.Plan) int {
 }
 
 // hintCommand adds to the error for a missing program that a command of gorun's own has its name.
-func hintCommand(err error, job launcher.Job) error {
+func hintCommand(err error, job launcher.Job, program string) error {
 	s, ok := errors.AsType[*launcher.StartError](err)
-	if !ok || s.Code != launcher.ExitNotFound || !slices.Contains(subcommands, job.Program) || strings.HasPrefix(job.Program, "__") {
+	if !ok || s.Code != launcher.ExitNotFound || !slices.Contains(subcommands, program) || strings.HasPrefix(program, "__") {
 		return err
 	}
-	hint := "gorun " + job.Program
-	if job.NP != 0 && job.Program == "bench" {
+	hint := "gorun " + program
+	if job.NP != 0 && program == "bench" {
 		hint += fmt.Sprintf(" -np %d", job.NP)
 	}
 	return &launcher.StartError{Code: s.Code, Msg: s.Error() + "; for gorun's own command say " + hint}
@@ -203,6 +217,9 @@ func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error)
 	if file == "" && len(rest) > 0 && isJobFile(rest[0]) {
 		file, more, rest = rest[0], rest[1:], nil
 	}
+	if len(job.Apps) > 0 && file == "" && isJobFile(job.Apps[0].Program) {
+		return job, usagef("%s is a job file: its programs are in it ([[app]]), and ':' separates programs of the command line", job.Apps[0].Program)
+	}
 	if len(rest) > 0 {
 		if rest[0] == "" {
 			return job, usagef("the program's name is empty (an unset variable?)")
@@ -221,10 +238,13 @@ func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error)
 			}
 			return job, err
 		}
+		if len(more) > 0 && len(of.Apps) > 0 {
+			return job, usagef("%s has several programs ([[app]]): arguments behind it, as %s, would be of none", file, more[0])
+		}
 		of.Args = append(of.Args, more...)
 	}
 	job = launcher.Merge(job, env, of)
-	if file != "" && job.Program == "" {
+	if file != "" && len(job.Programs()) == 0 {
 		return job, usagef("%s: names no program; set program in [job], or give it with gorun -f %s PROGRAM", file, file)
 	}
 	return job, nil

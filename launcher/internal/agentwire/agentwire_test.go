@@ -23,13 +23,13 @@ func TestMessagesAreReadBack(t *testing.T) {
 	}
 	for _, m := range []*Message{
 		{Prepare: &Prepare{Job: "j", Key: []byte{0, 1, 255}, Placement: []Span{{0, 1}, {1, 1}}, Dir: []byte("/\xff"), Stdin: -1, KillGrace: time.Second,
-			Ranks: []Rank{{Rank: 1, Argv: Pack([]string{"", string(all)}), Env: Pack([]string{"A=\n"})}}}},
+			Programs: []Program{{Name: []byte("\xff"), Path: []byte("/\xff"), Item: 1}}, Ranks: []Rank{{Rank: 1, Program: 1, Dir: []byte("/d"), Argv: Pack([]string{"", string(all)}), Env: Pack([]string{"A=\n"})}}}},
 		{StopForks: &Empty{}}, {Ping: &Empty{}}, {Reap: &Empty{}},
 		{Signal: &Signal{Signal: 15, Ranks: []int{1, 2}}},
 		{Exited: &Exited{Rank: 3, Code: 7, After: time.Minute, State: &State{Ended: []int{3}, Suspicions: []Suspicion{{By: 1, Rank: 3}}}}},
 		{RankFailed: &RankFailed{Rank: 2, Failed: Failed{Code: 127, Text: "x"}}},
-		{Check: &Check{Key: []byte{0}, Host: 2, Name: []byte("./\xff"), Sum: all}}, {Reach: &Reach{Hosts: []Peer{{Host: 1, Addr: "10.0.0.1:7000"}}}},
-		{Checked: &Checked{Machine: "m", Facts: []byte(`{"host":"a"}`), Program: Verdict{Err: "x"}}},
+		{Check: &Check{Key: []byte{0}, Host: 2, Programs: []CheckProgram{{Name: []byte("./\xff"), Sum: all}}}}, {Reach: &Reach{Hosts: []Peer{{Host: 1, Addr: "10.0.0.1:7000"}}}},
+		{Checked: &Checked{Machine: "m", Facts: []byte(`{"host":"a"}`), Programs: []Verdict{{Err: "x"}}}},
 		{Reached: &Reached{Hosts: []ReachedHost{{Host: 1, Err: "refused"}, {Host: 2, Took: time.Second}}}},
 		{Clock: &Clock{Now: time.Date(2026, 11, 29, 12, 0, 0, 1, time.UTC)}},
 		{Reaped: &Reaped{Killed: 1, Joined: []Joined{{Rank: 1, Left: true}}}},

@@ -14,21 +14,26 @@ type Check struct {
 	PortTo   int
 	Device   string
 	Dir      []byte // the ranks' directory; empty: none is asked about
-	Name     []byte // of the program, as the user wrote it; empty: there is none
-	Path     []byte // of the program on gorun's host
-	Sum      []byte // its SHA-256; empty: it is not compared
+	Programs []CheckProgram
+}
+
+// CheckProgram is a program that an agent is asked about.
+type CheckProgram struct {
+	Name []byte // as the user wrote it
+	Path []byte // on gorun's host
+	Sum  []byte // its SHA-256; empty: it is not compared
 }
 
 // Checked is the answer.
 type Checked struct {
-	Machine string          // as in Prepared
-	Addr    string          // where it answers probes; "": BindErr says why it does not
-	BindErr string          `json:",omitempty"`
-	Facts   json.RawMessage // hostfacts.Facts
-	Program Verdict         // of the program
+	Machine  string          // as in Prepared
+	Addr     string          // where it answers probes; "": BindErr says why it does not
+	BindErr  string          `json:",omitempty"`
+	Facts    json.RawMessage // hostfacts.Facts
+	Programs []Verdict       // as Check.Programs
 }
 
-// Verdict is what an agent says of the program's file on its host.
+// Verdict is what an agent says of a program's file on its host.
 type Verdict struct {
 	Path  string `json:",omitempty"` // where it is
 	Same  bool   `json:",omitempty"` // it is the one of Sum

@@ -96,9 +96,8 @@ type Prepare struct {
 	Bind       string // address for the host's node; "": the agent's choice
 	PortFrom   int    // ports for the host's node, both inclusive; 0: any
 	PortTo     int
-	MasterPort bool   // reserve a port for the job's meeting point
-	Name       []byte // of the program, as the user wrote it
-	Path       []byte // of the program; where Name has no slash the host's own PATH counts
+	MasterPort bool      // reserve a port for the job's meeting point
+	Programs   []Program // what the host's ranks run
 	Dir        []byte
 	DirGiven   bool // the user named Dir: there is no other
 	Forward    Strings
@@ -111,7 +110,13 @@ type Prepare struct {
 	BindTo     string        // what ranks are bound to; "": the host's choice
 	HideGPUs   bool          // show each rank a GPU of its own
 	Items      []Item        // files that the ranks need
-	Program    int           // which of Items the program is, from 1; 0: none, it is there
+}
+
+// Program is what ranks run.
+type Program struct {
+	Name []byte // as the user wrote it
+	Path []byte // where Name has no slash the host's own PATH counts
+	Item int    // which of Items it is, from 1; 0: none, it is there
 }
 
 // Item is a file that a host must have: it is sent if it is missing there.
@@ -128,9 +133,11 @@ type Want struct{ Items []int }
 
 // Rank is one rank of a host.
 type Rank struct {
-	Rank int
-	Argv Strings
-	Env  Strings
+	Rank    int
+	Program int    // index in Prepare.Programs
+	Dir     []byte // the rank's directory, which was given for its program; empty: as Prepare says
+	Argv    Strings
+	Env     Strings
 }
 
 // Span is ranks with consecutive numbers on one host.

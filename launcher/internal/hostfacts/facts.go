@@ -26,7 +26,7 @@ type Facts struct {
 	Libraries  []Library   `json:"libraries,omitempty"`
 	SSH        string      `json:"ssh,omitempty"` // the client's path, "" without one
 	Dir        *Dir        `json:"wdir,omitempty"`
-	Program    *Program    `json:"program,omitempty"`
+	Programs   []Program   `json:"programs,omitempty"`
 }
 
 // User is whose processes the ranks are.
@@ -127,7 +127,7 @@ type Library struct {
 	Err     string `json:"error,omitempty"` // why it cannot be loaded; or where it was looked for
 }
 
-// Program is the program of a job.
+// Program is a program of a job.
 type Program struct {
 	Name string `json:"name"`
 	Path string `json:"path,omitempty"`

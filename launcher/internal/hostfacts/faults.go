@@ -51,8 +51,10 @@ func (f *Facts) Faults() []Fault {
 			stop("make it, or give another with --wdir", "working directory %s: not there", f.Dir.Path)
 		}
 	}
-	if p := f.Program; p != nil && p.Err != "" {
-		stop("build or install it, or correct program in [job]", "program %s: %s", p.Name, p.Err)
+	for _, p := range f.Programs {
+		if p.Err != "" {
+			stop("build or install it, or correct its name", "program %s: %s", p.Name, p.Err)
+		}
 	}
 	if !slices.ContainsFunc(f.Interfaces, func(i Interface) bool { return i.Loopback && i.Up }) {
 		warn("ip link set lo up", "the loopback interface is down: PyTorch and NCCL connect the ranks of a host through it")

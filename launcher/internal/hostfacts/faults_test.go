@@ -42,7 +42,7 @@ func TestFaults(t *testing.T) {
 		{"loopback", func(f *Facts) { f.Interfaces[0].Up = false }, []fault{{false, "the loopback interface is down: PyTorch and NCCL connect the ranks of a host through it"}}},
 		{"directory", func(f *Facts) { f.Dir = &Dir{Path: "/x"} }, []fault{{true, "working directory /x: not there"}}},
 		{"directory's error", func(f *Facts) { f.Dir = &Dir{Path: "/x", Err: "permission denied"} }, []fault{{true, "working directory /x: permission denied"}}},
-		{"program", func(f *Facts) { f.Program = &Program{Name: "./p", Err: "no such file or directory"} }, []fault{{true, "program ./p: no such file or directory"}}},
+		{"program", func(f *Facts) { f.Programs = []Program{{Name: "./p", Err: "no such file or directory"}} }, []fault{{true, "program ./p: no such file or directory"}}},
 		{"files", func(f *Facts) { f.Limits.NoFile = Limit{256, -1} }, []fault{{false, "open files are limited to 256 (hard unlimited)"}}},
 		{"processes", func(f *Facts) { f.Limits.NProc = Limit{100, 100} }, []fault{{false, "processes and threads of the user are limited to 100"}}},
 		{"processes of root", func(f *Facts) { f.Limits.NProc = Limit{100, 100}; f.User.UID = 0; f.Cache.Owner = 0 }, nil},
