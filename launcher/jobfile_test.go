@@ -149,7 +149,7 @@ func TestDecodeJobErrors(t *testing.T) {
 		{"no name", "[[host]]\nname = \"a\"\n[[ host ]]\nslots = 1\n", "job.toml:3:4: a host without a name"},
 		{"host name", "[[host]]\nname = \"a:4\"\n", "job.toml:2:1: host \"a:4\": ':' is in no host's name"},
 		{"hosts in a line", "host = [{name = \"a\"}, {name = \"b\", port = 0}]\n", "job.toml:1:36: port = 0: must be a number from 1 to 65535"},
-		{"hosts that are words", "host = [\"a\"]\n", "job.toml:1:9: a host is of type string, must be of type table"},
+		{"hosts that are words", "host = [\"a\"]\n", "job.toml:1:9: an element of host is of type string, must be of type table"},
 		{"hosts twice", "[[host]]\nname = \"a\"\n[launch]\n hostfile = \"h\"\n", "job.toml:4:2: hosts are given twice, by [[host]] and by hostfile: give one of them"},
 		{"table below a host", "[[host]]\nname = \"a\"\n[host.gpu]\nn = 1\n", "job.toml:3:2: unknown key host.gpu; known there: name, address, user, port, slots"},
 		{"map_by", "[launch]\nmap_by = \"core\"\n", "job.toml:2:1: map_by: \"core\" must be slot, node or ppr:N:node: ranks are placed on hosts, and bound to a part of one by --bind-to core or numa"},
