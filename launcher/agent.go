@@ -204,6 +204,18 @@ func (a *agent) started(i int) (pid int, since time.Time) {
 	return a.pids[i], a.since[i]
 }
 
+// pidOf is the process of a rank while it may run, 0 if it was not started yet, or is reaped.
+func (a *agent) pidOf(rank int) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.cfg.ranks {
+		if a.cfg.ranks[i].rank == rank {
+			return a.pids[i]
+		}
+	}
+	return 0
+}
+
 func (a *agent) forkOne(i int) error {
 	r := &a.cfg.ranks[i]
 	if r.cpus != nil {

@@ -300,7 +300,7 @@ func (r *retries) reason(host string) error {
 func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds, progress func(string, int, int), files *staging, index int, key []byte, connected func()) (*remoteHost, error) {
 	p := r.plan
 	ph := &p.Hosts[index]
-	h := &remoteHost{index: index, size: len(p.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
+	h := &remoteHost{index: index, stdin: r.stdin, size: len(p.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
 		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
 	s, err := push.Open(dial, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: progress})
 	if err != nil {
@@ -319,9 +319,6 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 		if h.mux != nil {
 			h.mux.Close()
 		}
-		if h.stdin != nil {
-			h.stdin.close()
-		}
 		s.Close()
 		return nil, err
 	}
@@ -335,7 +332,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	prep := &agentwire.Prepare{
 		Job: r.acct.Job, Key: key, Node: index, Placement: agentwire.Compress(p.nodeOf()), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
 		MasterPort: p.Ranks[0].Host == index, Dir: []byte(p.Dir), DirGiven: p.DirGiven,
-		Forward: agentwire.Pack(p.Remote.Forward), Stdin: -1, KillGrace: p.KillGrace,
+		Forward: agentwire.Pack(p.Remote.Forward), KillGrace: p.KillGrace,
 		Merge: p.Merge, Timestamp: p.Timestamp, BindTo: p.BindTo.String(), HideGPUs: p.GPUBind == GPUBindHide,
 	}
 	if r.o.bind.IsValid() {
@@ -353,11 +350,8 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 		h.ranks = append(h.ranks, pr.Rank)
 		app := &p.Apps[pr.App]
 		prep.Ranks = append(prep.Ranks, agentwire.Rank{Rank: pr.Rank, Program: slices.Index(programs, app.Program), Dir: []byte(app.Dir), Argv: agentwire.Pack(pr.Argv), Env: agentwire.Pack(pr.Env)})
-		if pr.Rank == p.Stdin && r.o.HasStdin {
-			if h.stdin, err = newRemoteStdin(r.o.Stdin, pr.Rank); err != nil {
-				return fail(fmt.Errorf("stdin: %w", err))
-			}
-			prep.Stdin, prep.StdinAck = pr.Rank, h.stdin.terminal
+		if r.stdin.sink(pr.Rank) != nil {
+			prep.Stdin = append(prep.Stdin, pr.Rank)
 		}
 	}
 	untend := h.tend(limit)

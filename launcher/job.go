@@ -27,7 +27,7 @@ type Job struct {
 	Merge           *bool         // the ranks' stderr goes where their stdout goes; nil: no
 	OutputDir       string        // directory for a file of each rank and stream; "": none
 	FilesOnly       *bool         // what goes to these files is shown nowhere else; nil: no
-	Stdin           string        // who reads gorun's stdin: StdinRank0 or StdinNone; "": rank 0
+	Stdin           string        // who reads gorun's stdin: a rank's number, StdinAll or StdinNone; "": rank 0
 	KeepLauncherEnv *bool         // let the ranks inherit the variables that another launcher left over; nil: no
 	Report          string        // file for the account in JSON; "": none
 	Apps            []App         // several programs, instead of NP, Program and Args
@@ -63,6 +63,7 @@ type Setting struct {
 // Values of Job.Stdin.
 const (
 	StdinRank0 = "0"
+	StdinAll   = "all"
 	StdinNone  = "none"
 )
 
@@ -138,6 +139,17 @@ func ParseTimeout(s string) (time.Duration, error) {
 		return NoTimeout, nil
 	}
 	return d, err
+}
+
+// ParseStdin reads who gets gorun's stdin: a rank's number, all or none.
+func ParseStdin(s string) (string, error) {
+	if s == StdinAll || s == StdinNone {
+		return s, nil
+	}
+	if n, err := strconv.Atoi(s); err == nil && n >= 0 && n < MaxNP {
+		return strconv.Itoa(n), nil
+	}
+	return "", &valueError{s, "a rank's number, all or none"}
 }
 
 // ParseGrace reads a kill grace: a duration, 0 for none.

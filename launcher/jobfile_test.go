@@ -127,7 +127,7 @@ func TestDecodeJobErrors(t *testing.T) {
 		{"np", "[job]\nnp = 0\n", "job.toml:2:1: np = 0: must be a number from 1 to 16384"},
 		{"timeout", "[launch]\ntimeout = \"soon\"\n", "job.toml:2:1: timeout: \"soon\" is no duration such as 30s, 5m, 1h30m or a number of seconds"},
 		{"grace", "[launch]\n\nkill_grace = -1\n", "job.toml:3:1: kill_grace: \"-1\" is negative"},
-		{"stdin", "[launch]\nstdin = 3\n", "job.toml:2:1: stdin = 3: must be 0 or none"},
+		{"stdin", "[launch]\nstdin = \"some\"\n", "job.toml:2:1: stdin = some: must be a rank's number, all or none"},
 		{"env", "[env]\nA = [1]\n", "job.toml:2:1: variable A: must be a string, a number, true or false"},
 		{"env place", "[env]\nRANK = 1\n", "job.toml:2:1: variable RANK: it tells a rank its place in the job, gorun sets it"},
 		{"table as a value", "job = 3\n", "job.toml:1:1: job must be a table: [job]"},

@@ -26,6 +26,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "rank" {
 		testRank(os.Args[2])
 	}
+	if len(os.Args) > 2 && os.Args[1] == "reader" {
+		testReader(os.Args[2])
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		os.RemoveAll(gorunDir)
 		os.Exit(code)

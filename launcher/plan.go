@@ -25,7 +25,7 @@ type Plan struct {
 	Merge     bool          `json:"merge,omitempty"`      // the ranks' stderr goes where their stdout goes
 	OutputDir string        `json:"output_dir,omitempty"` // absolute; a file of each rank and stream is written there
 	FilesOnly bool          `json:"files_only,omitempty"` // and nowhere else
-	Stdin     int           `json:"stdin"`                // the rank that reads gorun's stdin, -1: none
+	Stdin     int           `json:"stdin"`                // the rank that reads gorun's stdin, or NoStdin or AllStdin
 	Timeout   time.Duration `json:"timeout_ns"`
 	KillGrace time.Duration `json:"kill_grace_ns"` // 0: none
 	Report    string        `json:"report,omitempty"`
@@ -127,19 +127,15 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	} else if p.FilesOnly {
 		return nil, usagef("--files-only goes with --output-dir, which names the directory for the files")
 	}
-	switch j.Stdin {
-	case "", StdinRank0:
-	case StdinNone:
-		p.Stdin = -1
-	default:
-		return nil, usagef("stdin %s: must be %s or %s", j.Stdin, StdinRank0, StdinNone)
-	}
 	on, err := j.placeRanks(p, f, numRanks(apps))
 	if err != nil {
 		return nil, err
 	}
 	settings, err := p.planApps(apps, len(on), f)
 	if err != nil {
+		return nil, err
+	}
+	if p.Stdin, err = j.planStdin(len(on)); err != nil {
 		return nil, err
 	}
 	if err := j.planRemote(p, f, settings); err != nil {
@@ -151,6 +147,43 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// Values of Plan.Stdin that are no rank.
+const (
+	NoStdin  = -1
+	AllStdin = -2
+)
+
+// planStdin is Plan.Stdin of a job of so many ranks.
+func (j Job) planStdin(ranks int) (int, error) {
+	switch j.Stdin {
+	case "":
+		return 0, nil
+	case StdinNone:
+		return NoStdin, nil
+	case StdinAll:
+		return AllStdin, nil
+	}
+	if _, err := ParseStdin(j.Stdin); err != nil {
+		return 0, usagef("--stdin %v", err)
+	}
+	rank, _ := strconv.Atoi(j.Stdin)
+	if rank >= ranks {
+		return 0, usagef("--stdin %d: there is no such rank, the job has %s (from 0)", rank, count(ranks, "rank"))
+	}
+	return rank, nil
+}
+
+// stdinRanks are the ranks that read gorun's stdin.
+func (p *Plan) stdinRanks() []int {
+	var ranks []int
+	for r := range p.Ranks {
+		if r == p.Stdin || p.Stdin == AllStdin {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
 }
 
 func isOn(b *bool) bool { return b != nil && *b }

@@ -120,7 +120,8 @@ func TestPlanErrors(t *testing.T) {
 		{"device", Job{Env: []Setting{{Name: "GORUN_DEVICE", Value: "host"}}}, "variable GORUN_DEVICE: use --device, or device in the job file"},
 		{"no name", Job{Env: []Setting{{Value: "1"}}}, `variable "": not a name`},
 		{"zero byte", Job{Env: []Setting{{Name: "A", Value: "\x00"}}}, "variable A: its value holds a zero byte"},
-		{"stdin", Job{Stdin: "3"}, "stdin 3: must be 0 or none"},
+		{"stdin", Job{Stdin: "some"}, "--stdin some: must be a rank's number, all or none"},
+		{"stdin of no rank", Job{NP: 3, Stdin: "3"}, "--stdin 3: there is no such rank, the job has 3 ranks (from 0)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := c.job.Plan(testFacts)

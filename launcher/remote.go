@@ -64,7 +64,7 @@ type remoteHost struct {
 	doubt     func(host int)
 	unreached func(by, host int)
 	log       func(line string) // for --verbose
-	stdin     *remoteStdin      // nil: none of its ranks has any
+	stdin     *stdin
 
 	where     meeting
 	began     time.Time // Start was sent; zero before
@@ -105,9 +105,6 @@ func (h *remoteHost) start() {
 	h.threads.Go(h.read)
 	h.threads.Go(h.watch)
 	h.threads.Go(h.carry)
-	if h.stdin != nil {
-		h.threads.Go(func() { h.stdin.forward(h.mux) })
-	}
 }
 
 // read takes what the agent reports.
@@ -202,10 +199,12 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 		default:
 			close(h.wasReaped)
 		}
-	case m.StdinRead != nil:
-		if h.stdin != nil {
-			h.stdin.wasRead()
+	case m.StdinWanted != nil:
+		k := h.stdin.sink(m.StdinWanted.Rank)
+		if k == nil || !slices.Contains(h.ranks, k.rank) {
+			return fmt.Errorf("its agent reports that rank %d wants input, which it has not", m.StdinWanted.Rank)
 		}
+		k.wants(m.StdinWanted.Bytes)
 	default:
 		return errors.New("its agent says what only gorun says")
 	}
@@ -479,15 +478,9 @@ func (h *remoteHost) close() {
 	for _, f := range pipes {
 		f.Close() // a collector may hang
 	}
-	if h.stdin != nil {
-		h.stdin.stop()
-	}
 	h.mux.Close()
 	h.session.Close()
 	h.threads.Wait()
-	if h.stdin != nil {
-		h.stdin.close()
-	}
 }
 
 // hostError is an error at another host.

@@ -110,7 +110,7 @@ func FuzzAgentSays(f *testing.F) {
 		{Exited: &agentwire.Exited{Rank: 1, Code: 3, State: &agentwire.State{Ended: []int{-1, 1, 9}, Suspicions: []agentwire.Suspicion{{By: 1, Rank: 8}}}}},
 		{Reaped: &agentwire.Reaped{Killed: 1, Joined: []agentwire.Joined{{Rank: -3}}}},
 		{RankFailed: &agentwire.RankFailed{Rank: 99, Failed: agentwire.Failed{Code: 1, Text: "x"}}},
-		{Doubt: &agentwire.Doubt{Host: -1}}, {Doubt: &agentwire.Doubt{Host: 5, Unreached: true}}, {StdinRead: &agentwire.Empty{}}, {Met: &agentwire.Text{}}, {Prepare: &agentwire.Prepare{}},
+		{Doubt: &agentwire.Doubt{Host: -1}}, {Doubt: &agentwire.Doubt{Host: 5, Unreached: true}}, {StdinWanted: &agentwire.StdinAt{Rank: 77}}, {Met: &agentwire.Text{}}, {Prepare: &agentwire.Prepare{}},
 	} {
 		b, err := agentwire.Encode(m)
 		if err != nil {
@@ -119,14 +119,14 @@ func FuzzAgentSays(f *testing.F) {
 		f.Add(append(b, b...))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r := &runner{plan: &Plan{KillGrace: time.Hour}, acct: &Account{}, failed: -1, events: make(chan agentEvent, eventRoom(3, 2)), lost: make([]bool, 2), bringing: []bool{true, true}, forking: 2}
+		r := &runner{stdin: &stdin{}, plan: &Plan{KillGrace: time.Hour}, acct: &Account{}, failed: -1, events: make(chan agentEvent, eventRoom(3, 2)), lost: make([]bool, 2), bringing: []bool{true, true}, forking: 2}
 		for i := range 3 {
 			r.plan.Ranks = append(r.plan.Ranks, PlanRank{Rank: i, Host: min(i, 1)})
 			r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: i})
 		}
 		r.plan.Hosts = []PlanHost{{Name: "a", Local: true}, {Name: "b"}}
 		r.acct.Hosts = make([]HostAccount, 2)
-		h := &remoteHost{index: 1, size: 3, name: "b", ranks: []int{1, 2}, running: map[int]bool{1: true, 2: true}, events: r.events, doubt: r.doubt,
+		h := &remoteHost{index: 1, stdin: r.stdin, size: 3, name: "b", ranks: []int{1, 2}, running: map[int]bool{1: true, 2: true}, events: r.events, doubt: r.doubt,
 			unreached: func(int, int) {}, log: func(string) {}, gone: make(chan struct{}), wasReaped: make(chan struct{})}
 		local := &localHost{node: &fakeNode{}, agent: &agent{}}
 		r.hosts = []hostAgent{local, &deafHost{remoteHost: h}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -127,7 +128,8 @@ type agentServer struct {
 	pumps    *pumps
 	events   chan agentEvent
 	began    time.Time
-	stdin    [2]int // pipe to the rank that has a stdin; -1: closed
+	stdin    map[int]*stdinPipe // by rank
+	readFD   map[int]int        // the ranks' ends of these, until the ranks have their own
 
 	place    agentwire.Place // what the ranks get
 	placeEnv [][]string      // and what their environment says of it
@@ -227,7 +229,7 @@ func (s *agentServer) awaitBye() {
 // prepare does what can fail before any rank runs.
 func (s *agentServer) prepare() error {
 	j := s.job
-	s.stdin = [2]int{-1, -1}
+	s.stdin, s.readFD = map[int]*stdinPipe{}, map[int]int{}
 	s.doubts, s.lost = map[int]doubtful{}, map[int]bool{}
 	err := s.stage()
 	if err != nil {
@@ -274,11 +276,12 @@ func (s *agentServer) prepare() error {
 		}
 		ar := agentRank{rank: r.Rank, path: s.programs[r.Program].Path, argv: r.Argv.Unpack(), dir: s.dirOf(&r), stdin: null, cpus: placed.Ranks[i].CPUs}
 		s.placeEnv = append(s.placeEnv, placeVars(placed.Ranks[i]))
-		if r.Rank == j.Stdin {
-			if s.stdin[0], s.stdin[1], err = pipe(); err != nil {
+		if slices.Contains(j.Stdin, r.Rank) {
+			p, fd, err := newStdinPipe()
+			if err != nil {
 				return err
 			}
-			ar.stdin = s.stdin[0]
+			s.stdin[r.Rank], s.readFD[r.Rank], ar.stdin = p, fd, fd
 		}
 		cfg.ranks = append(cfg.ranks, ar)
 	}
@@ -464,6 +467,12 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 		s.mux.Send(&agentwire.Message{State: s.state()})
 	case !started:
 		return false, errors.New("an order before the ranks are started")
+	case m.StdinAsk != nil:
+		p := s.stdin[m.StdinAsk.Rank]
+		if p == nil {
+			return false, fmt.Errorf("a question about the stdin of rank %d, which has none", m.StdinAsk.Rank)
+		}
+		p.ask(m.StdinAsk.Bytes)
 	case m.StopForks != nil:
 		s.host.stopForks()
 	case m.Signal != nil:
@@ -506,11 +515,12 @@ func (s *agentServer) start(m *agentwire.Start) error {
 	if err := s.host.meet(meeting{addr: m.MasterAddr, port: m.MasterPort, seeds: m.Seeds}); err != nil {
 		return err
 	}
-	if s.stdin[0] >= 0 {
-		fd := s.stdin[1]
-		s.stdin[1] = -1
-		s.threads.Go(func() { s.feed(fd) })
+	for rank, p := range s.stdin {
+		p.serve(func() int { return s.host.agent.pidOf(rank) }, func(bytes int64) {
+			s.mux.Send(&agentwire.Message{StdinWanted: &agentwire.StdinAt{Rank: rank, Bytes: bytes}})
+		})
 	}
+	s.threads.Go(s.feed)
 	s.host.start()
 	return nil
 }
@@ -549,10 +559,7 @@ func (s *agentServer) event(e agentEvent) {
 			}
 			m.Started.Ranks = append(m.Started.Ranks, agentwire.StartedRank{Rank: r.rank, PID: r.pid, After: after})
 		}
-		if s.stdin[0] >= 0 {
-			unix.Close(s.stdin[0]) // the rank's alone: its end is seen
-			s.stdin[0] = -1
-		}
+		s.closeReadFDs() // the ranks' alone: their ends are seen
 	case rankExited:
 		s.nEnded++
 		m.Exited = &agentwire.Exited{Rank: e.rank, PID: e.pid, Code: e.status.Code, Signal: int(e.status.Signal), Core: e.status.Core, OOM: e.status.OOM, Sent: int(e.sent), After: e.at.Sub(s.began)}
@@ -571,6 +578,13 @@ func (s *agentServer) event(e agentEvent) {
 		return
 	}
 	s.mux.Send(&m)
+}
+
+func (s *agentServer) closeReadFDs() {
+	for _, fd := range s.readFD {
+		unix.Close(fd)
+	}
+	clear(s.readFD)
 }
 
 // confirm answers the node, which holds another host for dead: it is given up if gorun says so, or gorun is silent, too.
@@ -652,10 +666,9 @@ func (s *agentServer) giveBack() {
 			s.host.over()
 		}
 	}
-	for _, fd := range s.stdin {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+	s.closeReadFDs()
+	for _, p := range s.stdin {
+		p.close()
 	}
 	if s.host != nil {
 		closed := make(chan struct{})
@@ -675,47 +688,22 @@ func (s *agentServer) giveBack() {
 	s.threads.Wait()
 }
 
-// feed carries the stdin of a rank from its stream.
-func (s *agentServer) feed(fd int) {
-	unix.SetNonblock(fd, true) // our end alone
-	w := os.NewFile(uintptr(fd), "stdin")
-	defer w.Close()
-	head, conn, err := s.mux.Accept()
-	if err != nil || head.Kind != agentwire.Stdin {
-		return
-	}
-	defer conn.Close()
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := conn.Read(buf)
+// feed carries the stdin of the ranks that have one from their streams.
+func (s *agentServer) feed() {
+	for range s.job.Stdin {
+		head, conn, err := s.mux.Accept()
 		if err != nil {
-			return
+			break
 		}
-		if _, err := w.Write(buf[:n]); err != nil {
-			return // the rank reads no more
+		p := s.stdin[head.Rank]
+		if head.Kind != agentwire.Stdin || p == nil {
+			conn.Close()
+			continue
 		}
-		if s.job.StdinAck {
-			if !awaitEmpty(fd) {
-				return
-			}
-			s.mux.Send(&agentwire.Message{StdinRead: &agentwire.Empty{}})
-		}
-	}
-}
-
-// awaitEmpty waits until all that a pipe holds has been read. It reports whether anybody still reads.
-func awaitEmpty(w int) bool {
-	for {
-		fds := []unix.PollFd{{Fd: int32(w)}}
-		// There is no event for "the pipe is empty": look again soon.
-		if _, err := unix.Poll(fds, unreadPoll); err != nil && err != unix.EINTR {
-			return false
-		}
-		if fds[0].Revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
-			return false
-		}
-		if unread, err := unix.IoctlGetInt(w, unix.TIOCINQ); err != nil || unread == 0 {
-			return true
-		}
+		s.threads.Go(func() {
+			io.Copy(p, conn) // ends with either
+			p.close()
+			conn.Close()
+		})
 	}
 }

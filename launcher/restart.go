@@ -39,6 +39,7 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 	var failures []time.Time
 	for k := 0; ; k++ {
 		r := newRunner(plan.attempt(k), o, s)
+		r.again = k > 0
 		acct := r.carryOut(ctx)
 		plan = *r.plan
 		acct.Restarts, acct.Attempts = k, before

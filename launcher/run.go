@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
 )
 
@@ -62,9 +63,6 @@ type Options struct {
 	Signals  <-chan os.Signal // signals that this process received; nil: none
 	Verbose  bool
 
-	// AppendOutput says that the files of Plan.OutputDir go on with what is in them: this is another attempt of the same job.
-	AppendOutput bool
-
 	// OwnProcess says that this process does nothing but run the job: it has no other children. Then it adopts what
 	// ranks leave behind (as a child subreaper) and ends it, whatever its environment says.
 	OwnProcess bool
@@ -81,11 +79,12 @@ type runner struct {
 	acct     *Account
 	hosts    []hostAgent // by index in the plan; host 0 holds the job's state
 	events   chan agentEvent
+	again    bool           // not the first attempt: the files of Plan.OutputDir go on with what is in them
 	series   *series        // of the attempts that this one belongs to
 	suspends chan os.Signal // SIGTSTP; nil where this process is not ours alone
 	resumes  chan os.Signal // SIGCONT; nil likewise
 	output   *outputs
-	hasStdin func()      // to be called when rank 0 has its stdin; may be nil
+	stdin    *stdin
 	release  []func()    // what to give back at the end, in reverse order
 	bringing []bool      // hosts that still start ranks
 	lost     []bool      // hosts
@@ -212,7 +211,7 @@ func (r *runner) prepare(ctx context.Context) error {
 	r.events = make(chan agentEvent, eventRoom(len(p.Ranks), len(p.Hosts)))
 	cfg := outputConfig{stdout: r.o.Stdout, stderr: r.o.Stderr, tags: p.TagOutput, stamps: p.Timestamp, merged: p.Merge, filesOnly: p.FilesOnly}
 	if p.OutputDir != "" {
-		files, err := openOutputFiles(p.OutputDir, len(p.Ranks), p.Merge, r.o.AppendOutput)
+		files, err := openOutputFiles(p.OutputDir, len(p.Ranks), p.Merge, r.again)
 		if err != nil {
 			return err
 		}
@@ -228,6 +227,14 @@ func (r *runner) prepare(ctx context.Context) error {
 		return err
 	}
 	r.output = output
+	var readers []int
+	if r.o.HasStdin {
+		readers = p.stdinRanks()
+	}
+	if r.stdin, err = newStdin(r.o.Stdin, readers, func(rank int) bool { return p.Hosts[p.Ranks[rank].Host].Local }); err != nil {
+		return fmt.Errorf("stdin: %w", err)
+	}
+	r.later(r.stdin.stop)
 	r.later(func() {
 		if !r.acct.Cut {
 			<-output.finish()
@@ -262,28 +269,14 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		return meeting{}, fmt.Errorf("open /dev/null: %w", err)
 	}
 	r.later(func() { unix.Close(null) })
-	stdin := null
-	if r.o.HasStdin && p.Stdin >= 0 && p.Ranks[p.Stdin].Host == index {
-		fd, started, stop, err := stdinFor(r.o.Stdin)
-		if err != nil {
-			return meeting{}, fmt.Errorf("stdin: %w", err)
-		}
-		stdin = fd
-		r.later(stop)
-		r.hasStdin = sync.OnceFunc(started) // our read end goes: the forwarding ends when rank 0 has ended
-		r.later(r.hasStdin)
-	}
 	var ranks []agentRank
 	for i := range p.Ranks {
 		pr := &p.Ranks[i]
 		if pr.Host != index {
 			continue
 		}
-		ar := agentRank{rank: pr.Rank, path: p.program(pr).Path, argv: pr.Argv, dir: p.dirOf(pr.App), stdin: null, cpus: pr.cpus}
+		ar := agentRank{rank: pr.Rank, path: p.program(pr).Path, argv: pr.Argv, dir: p.dirOf(pr.App), stdin: r.stdin.local(pr.Rank, null), cpus: pr.cpus}
 		r.acct.Ranks[i].Place = pr.Place
-		if pr.Rank == p.Stdin {
-			ar.stdin = stdin
-		}
 		ranks = append(ranks, ar)
 	}
 	h, err := newLocalHost(ctx, hostConfig{
@@ -356,6 +349,8 @@ func (r *runner) run(ctx context.Context) {
 	for _, h := range r.hosts {
 		h.start()
 	}
+	r.stdin.start(func(rank int) *agentwire.Mux { return r.hosts[r.plan.Ranks[rank].Host].(*remoteHost).mux },
+		func(rank int) int { return r.hosts[r.plan.Ranks[rank].Host].(*localHost).agent.pidOf(rank) })
 	r.started = true
 	for r.forking > 0 || r.nEnded < r.nStarted {
 		select {
@@ -489,9 +484,7 @@ func (r *runner) brought(host int) {
 	r.bringing[host] = false
 	r.verbosePlaces(host)
 	if r.forking--; r.forking == 0 {
-		if r.hasStdin != nil {
-			r.hasStdin()
-		}
+		r.stdin.started()
 		r.acct.Started = time.Since(r.acct.Start)
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -68,6 +70,58 @@ func onTerminal(t *testing.T, j *job) *terminal {
 	return term
 }
 
+// Type-ahead is the shell's: a job whose ranks do not read leaves it in the terminal.
+func TestTypeAheadIsTheShells(t *testing.T) {
+	j := newJob(t)
+	j.cmd = exec.Command("sh", "-c", `gorun -np 2 rank signals 10; read x; echo "shell got <$x>"`)
+	j.cmd.Env = append(os.Environ(), "RANKDIR="+j.dir)
+	term := onTerminal(t, j)
+	j.until("up0", "up1")
+	term.master.WriteString("ls -l\n")
+	j.eventually("echo", 20*time.Second, func() bool { return strings.Contains(term.shows(), "ls -l") })
+	time.Sleep(3 * 50 * time.Millisecond) // it is taken now, if it is
+	for pid, line := range j.processes() {
+		if strings.HasPrefix(line, "gorun -np") {
+			syscall.Kill(pid, syscall.SIGUSR1)
+		}
+	}
+	if got := j.wait(); got != 0 {
+		t.Errorf("exit code %d", got)
+	}
+	j.eventually("the shell's line", 20*time.Second, func() bool { return strings.Contains(term.shows(), "shell got <ls -l>") })
+}
+
+// In the background nothing is read: what is typed is for others. In the foreground again, it is.
+func TestBackgroundReadsNothing(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("no bash: a shell with job control is needed")
+	}
+	j := newJob(t)
+	j.cmd = exec.Command(bash, "--norc", "-c", `set -m
+gorun sh -c 'read x || echo "started there: end"' & wait
+gorun sh -c 'touch $RANKDIR/up; read x; echo "got <$x>"'
+bg; touch $RANKDIR/bg; until [ -e $RANKDIR/go ]; do sleep 0.05; done; fg; echo over`)
+	j.cmd.Env = append(os.Environ(), "RANKDIR="+j.dir)
+	term := onTerminal(t, j)
+	j.until("up")
+	j.eventually("end of input", 20*time.Second, func() bool { return strings.Contains(term.shows(), "started there: end") })
+	term.master.WriteString("\x1a") // Ctrl-Z
+	j.until("bg")
+	term.master.WriteString("word\n")
+	j.eventually("echo", 20*time.Second, func() bool { return strings.Contains(term.shows(), "word") })
+	time.Sleep(500 * time.Millisecond) // it is taken now, if it is
+	if strings.Contains(term.shows(), "got <word>") {
+		t.Error("read in the background")
+	}
+	if err := os.WriteFile(filepath.Join(j.dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j.eventually("the word", 20*time.Second, func() bool { return strings.Contains(term.shows(), "got <word>") })
+	j.eventually("the end", 20*time.Second, func() bool { return strings.Contains(term.shows(), "over") })
+	j.wait()
+}
+
 func (term *terminal) shows() string {
 	term.mu.Lock()
 	defer term.mu.Unlock()
@@ -117,19 +171,32 @@ func terminalInput(t *testing.T, there string, newJob func(t *testing.T, np stri
 		}
 		j.eventually("end", 20*time.Second, func() bool { return strings.Contains(term.shows(), "end\r\n") })
 	})
-	t.Run("a rank that does not read takes one line at most"+there, func(t *testing.T) {
-		j := newJob(t, "1", "sh", "-c", `printf go; exec rank sleep`)
+	t.Run("only what a rank asks for is read"+there, func(t *testing.T) {
+		j := newJob(t, "1", "sh", "-c", `read x; echo "got <$x>"; exec rank signals 10`)
 		term := onTerminal(t, j)
-		j.until("up0")
 		term.master.WriteString("one\ntwo\nthree\n")
-		j.eventually("echo", 20*time.Second, func() bool { return strings.Contains(term.shows(), "three") })
-		// Bytes that wait in the terminal are those of a shell that comes after gorun.
-		j.eventually("first line", 20*time.Second, func() bool { return j.unread(t, term) <= len("two\nthree\n") })
+		j.until("up0")
+		j.eventually("the line", 20*time.Second, func() bool { return strings.Contains(term.shows(), "got <one>") })
+		time.Sleep(3 * 50 * time.Millisecond) // more is taken now, if it is
+		j.cmd.Process.Signal(syscall.SIGUSR1)
+		if got := j.wait(); got != 0 {
+			t.Errorf("exit code %d", got)
+		}
+		// What waits in the terminal is the shell's that comes after gorun.
 		if got, want := j.unread(t, term), len("two\nthree\n"); got != want {
 			t.Errorf("%d bytes wait in the terminal, want %d", got, want)
 		}
-		term.master.WriteString("\x03")
-		j.wait()
+	})
+	t.Run("all ranks read"+there, func(t *testing.T) {
+		j := newJob(t, "2", "--stdin", "all", "sh", "-c", `read x; echo "rank $RANK got <$x>"; read x || echo "rank $RANK at end"`)
+		term := onTerminal(t, j)
+		term.master.WriteString("one\n\x04")
+		if got := j.wait(); got != 0 {
+			t.Errorf("exit code %d", got)
+		}
+		for _, want := range []string{"rank 0 got <one>", "rank 1 got <one>", "rank 0 at end", "rank 1 at end"} {
+			j.eventually(want, 20*time.Second, func() bool { return strings.Contains(term.shows(), want) })
+		}
 	})
 }
 

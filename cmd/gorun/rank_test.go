@@ -76,15 +76,32 @@ func rankMain() {
 			}
 		}
 	case "sum":
-		// The hash of stdin, read slowly at first.
+		// The hash of stdin, read slowly at first. With args[1] = "N:BYTES" rank N closes it after so many, and stays until all
+		// others have read theirs.
 		h := sha256.New()
+		mark("up" + me)
 		time.Sleep(20 * time.Millisecond)
+		if len(args) > 1 {
+			if who, bytes, _ := strings.Cut(args[1], ":"); who == me {
+				n, _ := strconv.ParseInt(bytes, 10, 64)
+				io.CopyN(h, os.Stdin, n)
+				os.Stdin.Close()
+				for i := range envNumber("GORUN_SIZE") {
+					for i != rank && !exists(filepath.Join(dir, "summed"+strconv.Itoa(i))) {
+						time.Sleep(time.Millisecond)
+					}
+				}
+				fmt.Printf("%d %d %s\n", rank, n, hex.EncodeToString(h.Sum(nil)))
+				return
+			}
+		}
 		n, err := io.Copy(h, os.Stdin)
 		if err != nil {
 			fmt.Println("read stdin:", err)
 			os.Exit(1)
 		}
 		fmt.Printf("%d %d %s\n", rank, n, hex.EncodeToString(h.Sum(nil)))
+		mark("summed" + me)
 	case "chunks":
 		// Lines of this rank in chunks of any size.
 		size, _ := strconv.Atoi(args[1])
@@ -163,6 +180,11 @@ func rankMain() {
 		fmt.Fprintln(os.Stderr, "rank: unknown verb", args[0])
 		os.Exit(99)
 	}
+}
+
+func envNumber(name string) int {
+	n, _ := strconv.Atoi(os.Getenv(name))
+	return n
 }
 
 func exists(file string) bool {

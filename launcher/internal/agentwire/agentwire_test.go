@@ -22,7 +22,7 @@ func TestMessagesAreReadBack(t *testing.T) {
 		all[i] = byte(i + 1)
 	}
 	for _, m := range []*Message{
-		{Prepare: &Prepare{Job: "j", Key: []byte{0, 1, 255}, Placement: []Span{{0, 1}, {1, 1}}, Dir: []byte("/\xff"), Stdin: -1, KillGrace: time.Second,
+		{Prepare: &Prepare{Job: "j", Key: []byte{0, 1, 255}, Placement: []Span{{0, 1}, {1, 1}}, Dir: []byte("/\xff"), Stdin: []int{1}, KillGrace: time.Second,
 			Programs: []Program{{Name: []byte("\xff"), Path: []byte("/\xff"), Item: 1}}, Ranks: []Rank{{Rank: 1, Program: 1, Dir: []byte("/d"), Argv: Pack([]string{"", string(all)}), Env: Pack([]string{"A=\n"})}}}},
 		{StopForks: &Empty{}}, {Ping: &Empty{}}, {Reap: &Empty{}},
 		{Signal: &Signal{Signal: 15, Ranks: []int{1, 2}}},

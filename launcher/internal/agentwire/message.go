@@ -35,6 +35,7 @@ type Message struct {
 	Bye       *Empty   `json:",omitempty"` // all has arrived; the agent may end
 	Check     *Check   `json:",omitempty"` // instead of Prepare: look at the host
 	Reach     *Reach   `json:",omitempty"` // after Checked
+	StdinAsk  *StdinAt `json:",omitempty"` // has the rank read so many bytes of its stdin, and waits for more? Replaces the question before
 
 	// From the agent.
 	Prepared    *Prepared   `json:",omitempty"`
@@ -49,7 +50,7 @@ type Message struct {
 	Doubt       *Doubt      `json:",omitempty"`
 	State       *State      `json:",omitempty"`
 	Reaped      *Reaped     `json:",omitempty"`
-	StdinRead   *Empty      `json:",omitempty"` // the rank has read all of its stdin that came
+	StdinWanted *StdinAt    `json:",omitempty"` // the answer to StdinAsk, when it is so
 	Log         *Text       `json:",omitempty"` // a line for --verbose
 	Checked     *Checked    `json:",omitempty"`
 	Reached     *Reached    `json:",omitempty"`
@@ -102,8 +103,7 @@ type Prepare struct {
 	DirGiven   bool // the user named Dir: there is no other
 	Forward    Strings
 	Ranks      []Rank
-	Stdin      int           // rank whose stdin is a stream, -1: none
-	StdinAck   bool          // with StdinRead after each piece
+	Stdin      []int         // ranks whose stdin is a stream
 	Merge      bool          // the ranks' stderr is their stdout
 	Timestamp  bool          // the time before each line of output
 	KillGrace  time.Duration // for the end of a session without Reap
@@ -207,6 +207,12 @@ type Signal struct {
 	Ranks  []int // unless All
 }
 
+// StdinAt is a place in the stdin of a rank.
+type StdinAt struct {
+	Rank  int
+	Bytes int64
+}
+
 // Lose gives another host up.
 type Lose struct {
 	Host        int
@@ -283,7 +289,7 @@ func Decode(b []byte) (*Message, error) {
 	n := 0
 	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Pause != nil, m.Bye != nil,
 		m.Prepared != nil, m.Failed != nil, m.Want != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
-		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinRead != nil, m.Log != nil, m.Ping != nil,
+		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinAsk != nil, m.StdinWanted != nil, m.Log != nil, m.Ping != nil,
 		m.Check != nil, m.Reach != nil, m.Checked != nil, m.Reached != nil, m.Clock != nil} {
 		if set {
 			n++

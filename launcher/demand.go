@@ -1,0 +1,210 @@
+package launcher
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+)
+
+// waitsFor reports whether a process of the session waits for input from the pipe with this inode: whether a thread sleeps in a system
+// call that reads it, or watches it. Where that can't be known the answer is yes: a rank must not wait for what it does not get.
+func waitsFor(session int, inode uint64) bool {
+	holds := false
+	all := keeper.Processes()
+	for _, p := range all {
+		if p.State == 'Z' {
+			continue
+		}
+		r := reader{pid: p.PID, pipe: "pipe:[" + strconv.FormatUint(inode, 10) + "]"}
+		mine := p.Session == session
+		if !mine && !r.isPipe(0) { // a child may have a session of its own
+			continue
+		}
+		has, known := r.has()
+		if !known && !mine {
+			continue
+		}
+		if has || !known {
+			holds = true
+			if r.waits() {
+				return true
+			}
+		}
+	}
+	return !holds
+}
+
+// reader is a process that may read a pipe.
+type reader struct {
+	pid  int
+	pipe string // as /proc shows it
+}
+
+func (r reader) proc(format string, args ...any) string {
+	return fmt.Sprintf("/proc/%d/", r.pid) + fmt.Sprintf(format, args...)
+}
+
+func (r reader) isPipe(fd int) bool {
+	name, err := os.Readlink(r.proc("fd/%d", fd))
+	return err == nil && name == r.pipe
+}
+
+// has reports whether the process has the pipe open, if that can be known.
+func (r reader) has() (has, known bool) {
+	fds, err := os.ReadDir(r.proc("fd"))
+	if err != nil {
+		return false, os.IsNotExist(err)
+	}
+	for _, e := range fds {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && r.isPipe(fd) {
+			return true, true
+		}
+	}
+	return false, true
+}
+
+// waits reports whether any thread waits for the pipe.
+func (r reader) waits() bool {
+	threads, err := os.ReadDir(r.proc("task"))
+	if err != nil {
+		return false // it has ended
+	}
+	for _, t := range threads {
+		text, err := os.ReadFile(r.proc("task/%s/syscall", t.Name()))
+		if err != nil {
+			if os.IsNotExist(err) || err == unix.ESRCH {
+				if _, err := os.Stat(r.proc("task/%s", t.Name())); err != nil {
+					continue // the thread has ended
+				}
+			}
+			return true // not for us to see
+		}
+		if r.callWaits(strings.Fields(string(text))) {
+			return true
+		}
+	}
+	return false
+}
+
+// callWaits looks at what a thread is in: "running", or the system call's number, -1 for none, and its arguments.
+func (r reader) callWaits(words []string) bool {
+	if len(words) == 0 || words[0] == "running" || words[0] == "-1" || len(words) < 7 {
+		return false
+	}
+	n, err := strconv.Atoi(words[0])
+	if err != nil {
+		return true
+	}
+	var arg [6]uint64
+	for i := range arg {
+		if arg[i], err = strconv.ParseUint(strings.TrimPrefix(words[i+1], "0x"), 16, 64); err != nil {
+			return true
+		}
+	}
+	switch syscalls[n&^x32] {
+	case callUnknown:
+		return true
+	case callRead:
+		return r.isPipe(int(int32(arg[0])))
+	case callSendfile:
+		return r.isPipe(int(int32(arg[1])))
+	case callPoll:
+		return r.polls(arg[0], arg[1])
+	case callSelect:
+		return r.selects(arg[0], arg[1])
+	case callEpoll:
+		return r.watches(int(int32(arg[0])))
+	}
+	return false
+}
+
+// x32 marks the system calls of programs with 32-bit pointers on amd64.
+const x32 = 0x40000000
+
+// call is what a system call in which a thread sleeps has to do with a pipe.
+type call uint8
+
+const (
+	callElse     call = iota // nothing
+	callUnknown              // it may read, from what is not seen
+	callRead                 // the first argument is a descriptor to read from
+	callSendfile             // the second is
+	callPoll                 // pollfd array, its length
+	callSelect               // number of descriptors, set of those to be read
+	callEpoll                // the first argument is an epoll set
+)
+
+// memory reads n bytes of the process's memory.
+func (r reader) memory(at uint64, n int) ([]byte, bool) {
+	f, err := os.Open(r.proc("mem"))
+	if err != nil {
+		return nil, false
+	}
+	defer f.Close()
+	b := make([]byte, n)
+	got, err := f.ReadAt(b, int64(at))
+	return b, err == nil && got == n
+}
+
+const pollRdNorm = 0x40
+
+// maxWatched bounds how many descriptors of a poll or select are looked at.
+const maxWatched = 4096
+
+func (r reader) polls(at, n uint64) bool {
+	if n > maxWatched {
+		return true
+	}
+	b, ok := r.memory(at, int(n)*8) // struct pollfd: an int, two shorts
+	if !ok {
+		return true
+	}
+	for ; len(b) >= 8; b = b[8:] {
+		fd, events := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint16(b[4:])
+		if fd >= 0 && events&(unix.POLLIN|pollRdNorm) != 0 && r.isPipe(int(fd)) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r reader) selects(n, set uint64) bool {
+	if set == 0 {
+		return false
+	}
+	if n > maxWatched {
+		return true
+	}
+	b, ok := r.memory(set, int(n+63)/64*8)
+	if !ok {
+		return true
+	}
+	for fd := range int(n) {
+		if b[fd/8]>>(fd%8)&1 != 0 && r.isPipe(fd) { // amd64 and arm64 are little-endian
+			return true
+		}
+	}
+	return false
+}
+
+func (r reader) watches(epoll int) bool {
+	text, err := os.ReadFile(r.proc("fdinfo/%d", epoll))
+	if err != nil {
+		return true
+	}
+	for line := range bytes.Lines(text) {
+		if f := bytes.Fields(line); len(f) > 1 && string(f[0]) == "tfd:" {
+			if fd, err := strconv.Atoi(string(f[1])); err != nil || r.isPipe(fd) {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,22 @@
+package launcher
+
+import "golang.org/x/sys/unix"
+
+// syscalls are those in which threads wait for input. Those of 32-bit programs have other numbers, which no thread of a 64-bit program
+// sleeps in.
+var syscalls = map[int]call{
+	unix.SYS_READ: callRead, unix.SYS_READV: callRead, unix.SYS_SPLICE: callRead, unix.SYS_TEE: callRead, unix.SYS_SENDFILE: callSendfile,
+	unix.SYS_POLL: callPoll, unix.SYS_PPOLL: callPoll, unix.SYS_SELECT: callSelect, unix.SYS_PSELECT6: callSelect,
+	unix.SYS_EPOLL_WAIT: callEpoll, unix.SYS_EPOLL_PWAIT: callEpoll, unix.SYS_EPOLL_PWAIT2: callEpoll,
+	unix.SYS_IO_URING_ENTER: callUnknown,
+	3:                       callUnknown, // read
+	142:                     callUnknown, // _newselect
+	145:                     callUnknown, // readv
+	168:                     callUnknown, // poll
+	187:                     callUnknown, // sendfile
+	256:                     callUnknown, // epoll_wait
+	308:                     callUnknown, // pselect6
+	309:                     callUnknown, // ppoll
+	313:                     callUnknown, // splice
+	319:                     callUnknown, // epoll_pwait
+}

@@ -1,0 +1,140 @@
+package launcher
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// testReader is a process that waits in one way or another.
+func testReader(how string) {
+	r, w, _ := pipe() // nothing comes from it
+	defer unix.Close(w)
+	os.Stdout.WriteString("up\n")
+	var buf [8]byte
+	switch how {
+	case "read":
+		unix.Read(0, buf[:])
+	case "read a copy":
+		fd, _ := unix.Dup(0)
+		unix.Read(fd, buf[:])
+	case "poll":
+		unix.Poll([]unix.PollFd{{Fd: int32(r), Events: unix.POLLIN}, {Fd: 0, Events: unix.POLLIN}}, -1)
+	case "select":
+		var set unix.FdSet
+		set.Set(0)
+		unix.Select(1, &set, nil, nil, nil)
+	case "epoll":
+		ep, _ := unix.EpollCreate1(0)
+		unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, 0, &unix.EpollEvent{Events: unix.EPOLLIN})
+		unix.EpollWait(ep, make([]unix.EpollEvent, 1), -1)
+	case "a child":
+		child := exec.Command("/proc/self/exe", "reader", "read")
+		child.Stdin = os.Stdin
+		child.Run()
+	case "a child in a session of its own":
+		child := exec.Command("/proc/self/exe", "reader", "read")
+		child.Stdin, child.SysProcAttr = os.Stdin, &syscall.SysProcAttr{Setsid: true}
+		child.Run()
+	case "read another":
+		unix.Read(r, buf[:])
+	case "poll another":
+		unix.Poll([]unix.PollFd{{Fd: int32(r), Events: unix.POLLIN}, {Fd: 0}}, -1)
+	case "select another":
+		var set unix.FdSet
+		set.Set(r)
+		unix.Select(r+1, &set, nil, nil, nil)
+	case "epoll another":
+		ep, _ := unix.EpollCreate1(0)
+		unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, r, &unix.EpollEvent{Events: unix.EPOLLIN})
+		unix.EpollWait(ep, make([]unix.EpollEvent, 1), -1)
+	case "sleep":
+		time.Sleep(time.Hour)
+	}
+	os.Exit(0)
+}
+
+// Whether a rank waits for input is seen from outside.
+func TestWaitsFor(t *testing.T) {
+	for _, c := range []struct {
+		how  string
+		want bool
+	}{
+		{"read", true}, {"read a copy", true}, {"poll", true}, {"select", true}, {"epoll", true}, {"a child", true}, {"a child in a session of its own", true},
+		{"read another", false}, {"poll another", false}, {"select another", false}, {"epoll another", false}, {"sleep", false},
+	} {
+		t.Run(c.how, func(t *testing.T) {
+			t.Parallel()
+			p, r, err := newStdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.close()
+			cmd := exec.Command("/proc/self/exe", "reader", c.how)
+			in := os.NewFile(uintptr(r), "stdin")
+			cmd.Stdin, cmd.SysProcAttr = in, &syscall.SysProcAttr{Setsid: true}
+			out, err := cmd.StdoutPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			in.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				p.close() // the child's read ends, too
+				syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+				cmd.Wait()
+			}()
+			if _, err := io.ReadFull(out, make([]byte, 3)); err != nil {
+				t.Fatal(err)
+			}
+			if c.want {
+				eventually(t, "waits", func() bool { return waitsFor(cmd.Process.Pid, p.inode) })
+				return
+			}
+			for range 20 {
+				if waitsFor(cmd.Process.Pid, p.inode) {
+					t.Fatal("seems to wait for input")
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+}
+
+// Threads that can't be looked at count as waiting: a rank is not to wait for ever.
+func TestWaitsForTheUnknown(t *testing.T) {
+	r := reader{pid: os.Getpid(), pipe: "pipe:[0]"}
+	for _, c := range []struct {
+		line string
+		want bool
+	}{
+		{"running", false}, {"-1 0x7ffd 0x7f", false}, {"", false}, {"0", false},
+		{"x 0x0 0x0 0x0 0x0 0x0 0x0 0x0 0x0", true}, {"0 0xzz 0x0 0x0 0x0 0x0 0x0 0x0 0x0", true},
+		{strconv.Itoa(unix.SYS_IO_URING_ENTER) + " 0x3 0x0 0x1 0x1 0x0 0x0 0x0 0x0", true},
+		{strconv.Itoa(unix.SYS_PPOLL) + " 0x1 0xffffff 0x0 0x0 0x0 0x0 0x0 0x0", true}, // too many
+		{strconv.Itoa(unix.SYS_PPOLL) + " 0x1 0x1 0x0 0x0 0x0 0x0 0x0 0x0", true},      // no such memory
+		{strconv.Itoa(unix.SYS_PSELECT6) + " 0x1 0x0 0x0 0x0 0x0 0x0 0x0 0x0", false},  // reads none
+		{strconv.Itoa(unix.SYS_FUTEX) + " 0x1 0x0 0x0 0x0 0x0 0x0 0x0 0x0", false},
+	} {
+		if got := r.callWaits(strings.Fields(c.line)); got != c.want {
+			t.Errorf("%q: got %v, want %v", c.line, got, c.want)
+		}
+	}
+}
+
+func FuzzCallWaits(f *testing.F) {
+	f.Add("0 0x0 0x7ffd 0x400 0x0 0x0 0x0 0x7ffd 0x7f")
+	f.Add("271 0x1 0xffffffffffffffff 0x0 0x0 0x0 0x0 0x0 0x0")
+	f.Fuzz(func(t *testing.T, line string) {
+		reader{pid: os.Getpid(), pipe: "pipe:[0]"}.callWaits(strings.Fields(line))
+	})
+}
