@@ -119,7 +119,7 @@ func FuzzAgentSays(f *testing.F) {
 		f.Add(append(b, b...))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r := &runner{stdin: &stdin{}, plan: &Plan{KillGrace: time.Hour}, acct: &Account{}, failed: -1, events: make(chan agentEvent, eventRoom(3, 2)), lost: make([]bool, 2), bringing: []bool{true, true}, forking: 2}
+		r := &runner{stdin: &stdin{}, places: make([]*HostPlace, 2), plan: &Plan{KillGrace: time.Hour}, acct: &Account{}, failed: -1, events: make(chan agentEvent, eventRoom(3, 2)), lost: make([]bool, 2), bringing: []bool{true, true}, forking: 2}
 		for i := range 3 {
 			r.plan.Ranks = append(r.plan.Ranks, PlanRank{Rank: i, Host: min(i, 1)})
 			r.acct.Ranks = append(r.acct.Ranks, RankAccount{Rank: i})

@@ -131,7 +131,9 @@ func TestStdinToARank(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		sum := func(rank int, n int64, h []byte) string { return fmt.Sprintf("%d %d %s", rank, n, hex.EncodeToString(h)) }
+		sum := func(rank int, n int64, h []byte) string {
+			return fmt.Sprintf("%d %d %s", rank, n, hex.EncodeToString(h))
+		}
 		if d := cmp.Diff(j.lines(), []string{sum(0, 0, none[:]), sum(1, size, in.sum.Sum(nil)), sum(2, 0, none[:])}); d != "" {
 			t.Errorf("-got +want:\n%s", d)
 		}
