@@ -25,8 +25,9 @@ type RankError struct {
 
 // WaitError says that a wait ended before all came; errors.Is finds the context's error.
 type WaitError struct {
-	Op      string // "barrier #3 of group world"
-	Missing []int  // job ranks
+	Op      string   // "barrier #3 of group world"
+	Missing []int    // job ranks
+	Hosts   []string // where those run, "" where it is not known; nil in a job of one host
 	Err     error
 }
 
@@ -62,7 +63,7 @@ func (e *WaitError) Error() string {
 	if len(e.Missing) == 0 {
 		return fmt.Sprintf("%s: %v", e.Op, e.Err)
 	}
-	return fmt.Sprintf("%s: %v, missing %s", e.Op, e.Err, store.RankList(e.Missing))
+	return fmt.Sprintf("%s: %v, missing %s", e.Op, e.Err, store.NamedRanks(e.Missing, e.Hosts))
 }
 
 func (e *WaitError) Unwrap() error { return e.Err }
@@ -89,7 +90,7 @@ func opError(ctx context.Context, op string, e *store.Error) error {
 	case store.Ended:
 		return fmt.Errorf("%s: %w", op, rankError(e.End))
 	case store.Cancelled:
-		return &WaitError{Op: op, Missing: e.Missing, Err: ctx.Err()}
+		return &WaitError{Op: op, Missing: e.Missing, Hosts: e.Hosts, Err: ctx.Err()}
 	case store.Cycle:
 		c := &CycleError{}
 		for _, w := range e.Waits {

@@ -39,6 +39,14 @@ func (c *Comm) member(r int) string {
 	return fmt.Sprintf("rank %d (%s)", r, c.whereabouts(r))
 }
 
+// named is a member with its host, where the job has several.
+func (c *Comm) named(r int) string {
+	if host := c.job.HostName(c.ranks[r]); host != "" {
+		return fmt.Sprintf("rank %d (host %s)", r, host)
+	}
+	return fmt.Sprintf("rank %d", r)
+}
+
 // detailed reports whether the records of a member are there from one to another, as far as they can be; if not, they have been asked for.
 func (c *Comm) detailed(r int, from, to uint64) bool {
 	return !c.peers[r].far || c.far.Detail(c.ranks[r], from, to)

@@ -84,7 +84,11 @@ func onFar(t *testing.T, nodeOf []int, f func(j *farJob) error, wants func(t *te
 
 // with runs f on a communicator on which one broadcast has been done.
 func (j *farJob) with(name string, f func(w *farWorld) error) error {
-	err := withComm(j.ctx, j.job, j.dev, &nccl.Config{Name: name}, func(w *world) error {
+	return j.withConfig(nccl.Config{Name: name}, f)
+}
+
+func (j *farJob) withConfig(cfg nccl.Config, f func(w *farWorld) error) error {
+	err := withComm(j.ctx, j.job, j.dev, &cfg, func(w *world) error {
 		b, done, err := openBuffers(w, 4096, false)
 		defer done()
 		if err != nil {
@@ -100,7 +104,7 @@ func (j *farJob) with(name string, f func(w *farWorld) error) error {
 		return f(fw)
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return fmt.Errorf("%s: %w", cfg.Name, err)
 	}
 	return nil
 }
@@ -295,4 +299,88 @@ func TestFarInitFails(t *testing.T) {
 			t.Errorf("rank %d: %q", r.Rank, r.Err)
 		}
 	}
+}
+
+// Every wait of this package and of the job for ranks that do not come, between hosts, names them and their host.
+func TestFarMissing(t *testing.T) {
+	onFar(t, []int{0, 0, 1, 1}, func(j *farJob) error {
+		const missing = "rank 3 (host host1)"
+		late := j.job.Rank() == 3
+		short := func(f func(ctx context.Context) error) error {
+			if late {
+				return nil
+			}
+			ctx, cancel := context.WithTimeout(j.ctx, 400*time.Millisecond)
+			defer cancel()
+			return wantErr(f(ctx), nil, missing)
+		}
+		for _, tc := range []struct {
+			name string
+			does func(ctx context.Context) error
+		}{
+			{"barrier", func(ctx context.Context) error {
+				g, err := j.job.GroupOnce("late", []int{0, 1, 2, 3})
+				if err != nil {
+					return err
+				}
+				defer g.Close()
+				return g.Barrier(ctx)
+			}},
+			{"init", func(ctx context.Context) error {
+				c, err := nccl.InitConfig(j.ctx, j.job, j.dev, &nccl.Config{Name: "late", Timeout: 400 * time.Millisecond})
+				if err == nil {
+					err = errors.Join(errors.New("no error"), c.Close())
+				}
+				return err
+			}},
+		} {
+			if err := short(tc.does); err != nil {
+				return fmt.Errorf("%s: %w", tc.name, err)
+			}
+		}
+		for _, tc := range []struct {
+			name string
+			does func(ctx context.Context, w *farWorld) error
+		}{
+			{"split", func(ctx context.Context, w *farWorld) error {
+				_, err := w.comm.Split(ctx, 0, 0)
+				return err
+			}},
+			{"shrink", func(ctx context.Context, w *farWorld) error {
+				_, err := w.comm.Shrink(ctx, nil)
+				return err
+			}},
+			{"window", func(ctx context.Context, w *farWorld) error {
+				m, err := w.dev.Alloc(4096, cuda.Shareable)
+				if err != nil {
+					return err
+				}
+				defer m.Free()
+				_, err = w.comm.Window(ctx, cuda.Range{Mem: m, Len: 4096})
+				return err
+			}},
+			{"capture", func(ctx context.Context, w *farWorld) error {
+				_, err := graphs.Capture(ctx, w.stream, func(s *cuda.Stream) error { return nccl.AllReduce(w.comm, w.send, w.recv, nccl.Sum, s) }, graphs.Comms(w.comm))
+				return err
+			}},
+			{"strict", nil},
+		} {
+			cfg := nccl.Config{Name: tc.name}
+			if tc.does == nil {
+				cfg.Check, cfg.Timeout = nccl.Strict, time.Second
+			}
+			if err := j.withConfig(cfg, func(w *farWorld) error {
+				err := short(func(ctx context.Context) error {
+					if tc.does == nil {
+						return w.sum(nccl.Sum)
+					}
+					return tc.does(ctx, w)
+				})
+				return errors.Join(err, j.job.Barrier(j.ctx)) // or the late one's Close would end the waits
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, allWell, nil)
 }

@@ -385,7 +385,13 @@ func (l *library) late(ctx context.Context) error {
 			in = append(in, l.c.ranks[r])
 		}
 	}
-	return &bootstrap.WaitError{Op: "init of the library", Missing: in, Err: context.Cause(ctx)}
+	late := &bootstrap.WaitError{Op: "init of the library", Missing: in, Err: context.Cause(ctx)}
+	for _, r := range in {
+		if l.c.job.Nodes() > 1 {
+			late.Hosts = append(late.Hosts, l.c.job.HostName(r))
+		}
+	}
+	return late
 }
 
 // gone is the end of a member meanwhile, or of its init.

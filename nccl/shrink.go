@@ -137,7 +137,7 @@ func (c *Comm) agreeShrink(ctx context.Context, meeting string, leave []int) err
 		}
 		theirs, err := c.job.Get(ctx, key(r))
 		if err != nil {
-			return why(r, fmt.Errorf("rank %d has not called it: %w", r, err))
+			return why(r, fmt.Errorf("%s has not called it: %w", c.named(r), err))
 		}
 		if string(theirs) == string(own) {
 			low = min(low, r)

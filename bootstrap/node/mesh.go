@@ -438,6 +438,7 @@ func (d delegate) update(member *memberlist.Node) {
 	if !ok {
 		return
 	}
+	m.node.store.NameHost(host, string(member.Meta))
 	copied := *member
 	m.mu.Lock()
 	m.members[host] = &copied

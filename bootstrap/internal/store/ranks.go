@@ -19,8 +19,28 @@ func (s *Store) Join(rank int, host string) *Error {
 		return refused("rank %d has already joined", rank)
 	}
 	r.joined = true
+	s.names[s.nodeOf[rank]] = host
 	s.event(Event{Kind: Joined, Node: s.nodeOf[rank], End: End{Rank: rank, Host: host}})
 	return nil
+}
+
+// NameHost enters the name of a host of which no rank need have joined.
+func (s *Store) NameHost(node int, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.names[node] = name
+}
+
+// hostsOf are the names of the ranks' hosts; nil in a job of one.
+func (s *Store) hostsOf(ranks []int) []string {
+	if len(s.names) <= 1 || len(ranks) == 0 {
+		return nil
+	}
+	hosts := make([]string, len(ranks))
+	for i, r := range ranks {
+		hosts[i] = s.names[s.nodeOf[r]]
+	}
+	return hosts
 }
 
 // Leave enters a rank's goodbye.

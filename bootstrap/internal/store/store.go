@@ -19,8 +19,9 @@ type Store struct {
 	ranks   []rank
 	ended   int // ranks that cannot be waited for any more
 	died    int
-	lost    []bool // hosts
-	broken  *Error // the control plane is gone
+	lost    []bool   // hosts
+	names   []string // of hosts, "" until it is known
+	broken  *Error   // the control plane is gone
 
 	events  []Event
 	changed chan struct{} // closed and replaced with each new event
@@ -80,6 +81,7 @@ func New(nodeOf []int) *Store {
 		groups:  map[groupKey]*group{},
 		ranks:   make([]rank, len(nodeOf)),
 		lost:    make([]bool, nodes),
+		names:   make([]string, nodes),
 		changed: make(chan struct{}),
 	}
 }
@@ -228,12 +230,13 @@ func (s *Store) Cancel(rank int, id uint64) {
 	err := &Error{Kind: Cancelled}
 	if w.gen != nil {
 		err.Missing = w.gen.missing()
+		err.Hosts = s.hostsOf(err.Missing)
 	}
 	s.drop(w)
 	s.settle(w, Reply{Err: err})
 	if w.gen != nil && w.what != "" {
 		// A meeting takes place for all or for none: else its members would not know what the others do next.
-		s.fail(w.gen, &Error{Kind: GaveUp, Text: fmt.Sprintf("rank %d gave up its wait for %s in %s", rank, RankList(err.Missing), w.what)})
+		s.fail(w.gen, &Error{Kind: GaveUp, Text: fmt.Sprintf("rank %d gave up its wait for %s in %s", rank, NamedRanks(err.Missing, err.Hosts), w.what)})
 	}
 }
 

@@ -330,3 +330,29 @@ func TestRankList(t *testing.T) {
 		}
 	}
 }
+
+func TestNamedRanks(t *testing.T) {
+	many := make([]int, 20)
+	hosts := make([]string, 20)
+	for i := range many {
+		many[i], hosts[i] = 2*i, string(rune('a'+i))
+	}
+	for _, c := range []struct {
+		ranks []int
+		hosts []string
+		want  string
+	}{
+		{[]int{3}, nil, "rank 3"},
+		{[]int{3, 4}, nil, "ranks 3, 4"},
+		{[]int{3}, []string{"b"}, "rank 3 (host b)"},
+		{[]int{3}, []string{""}, "rank 3"},
+		{[]int{3, 4, 6, 7, 8}, []string{"b", "b", "b", "c", "c"}, "ranks 3, 4, 6 (host b), ranks 7, 8 (host c)"},
+		{[]int{3, 4}, []string{"b"}, "ranks 3, 4"},
+		{many, hosts, "rank 0 (host a), rank 2 (host b), rank 4 (host c), rank 6 (host d), rank 8 (host e), rank 10 (host f), rank 12 (host g), " +
+			"ranks 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38"},
+	} {
+		if got := NamedRanks(c.ranks, c.hosts); got != c.want {
+			t.Errorf("%v on %q: got %q, want %q", c.ranks, c.hosts, got, c.want)
+		}
+	}
+}

@@ -84,6 +84,7 @@ type Error struct {
 	Kind    ErrorKind
 	End     End         // Ended
 	Missing []int       // Cancelled: job ranks that had not come
+	Hosts   []string    // Cancelled: where those run, "" where it is not known; nil in a job of one host
 	Waits   []CycleWait // Cycle: each waits for the next, the last for the first
 	Text    string      // Refused, Lost, GaveUp
 }
@@ -133,6 +134,33 @@ type Event struct {
 
 func refused(format string, args ...any) *Error {
 	return &Error{Kind: Refused, Text: fmt.Sprintf(format, args...)}
+}
+
+// maxPlaces is how many hosts NamedRanks names.
+const maxPlaces = 8
+
+// NamedRanks is RankList with the hosts of the ranks: "rank 2 (host a), ranks 5-7 (host b)". hosts may be nil.
+func NamedRanks(ranks []int, hosts []string) string {
+	if len(hosts) != len(ranks) || len(ranks) == 0 {
+		return RankList(ranks)
+	}
+	var parts []string
+	for i := 0; i < len(ranks); {
+		j := i + 1
+		for j < len(ranks) && hosts[j] == hosts[i] {
+			j++
+		}
+		if len(parts) == maxPlaces-1 && j < len(ranks) {
+			return strings.Join(append(parts, RankList(ranks[i:])), ", ")
+		}
+		part := RankList(ranks[i:j])
+		if hosts[i] != "" {
+			part += " (host " + hosts[i] + ")"
+		}
+		parts = append(parts, part)
+		i = j
+	}
+	return strings.Join(parts, ", ")
 }
 
 // RankList writes ranks as people do: "ranks 2, 5-7".

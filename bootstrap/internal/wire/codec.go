@@ -190,6 +190,15 @@ func (e *Encoder) Reply(r store.Reply) {
 		e.end(r.Err.End)
 	case store.Cancelled:
 		e.Ints(r.Err.Missing)
+		// Ranks of a host mostly follow each other: a name is said where it changes.
+		e.Bool(r.Err.Hosts != nil)
+		for i, host := range r.Err.Hosts {
+			same := i > 0 && host == r.Err.Hosts[i-1]
+			e.Bool(same)
+			if !same {
+				e.String(host)
+			}
+		}
 	case store.Cycle:
 		e.Uint(uint64(len(r.Err.Waits)))
 		for _, w := range r.Err.Waits {
@@ -221,6 +230,16 @@ func (d *Decoder) Reply() store.Reply {
 		e.End = d.end()
 	case store.Cancelled:
 		e.Missing = d.Ints()
+		if d.Bool() {
+			e.Hosts = make([]string, len(e.Missing))
+			for i := range e.Hosts {
+				if d.Bool() && i > 0 {
+					e.Hosts[i] = e.Hosts[i-1]
+				} else {
+					e.Hosts[i] = d.String()
+				}
+			}
+		}
 	case store.Cycle:
 		for range d.Count() {
 			e.Waits = append(e.Waits, store.CycleWait{Rank: d.Int(), What: d.String()})
