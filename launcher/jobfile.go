@@ -16,10 +16,10 @@ import (
 )
 
 // hostKeys are the keys of a [[host]].
-var hostKeys = []string{"name", "address", "user", "port", "slots"}
+var hostKeys = []string{"name", "address", "user", "port", "slots", "max_slots"}
 
 // jobTables are the tables of a job file.
-var jobTables = []string{"job", "app", "host", "env", "output", "launch"}
+var jobTables = []string{"job", "app", "host", "env", "output", "launch", "nccl", "mccl"}
 
 // keysOf are the keys of a table of a job file; those of the document for "".
 func keysOf(table string) []string {
@@ -30,6 +30,8 @@ func keysOf(table string) []string {
 		return hostKeys
 	case "app":
 		return append(keysOfApp(), "env")
+	case "nccl", "mccl":
+		return ncclKeys(table)
 	}
 	var keys []string
 	for _, o := range JobOptions {
@@ -93,7 +95,10 @@ func DecodeJob(name string, data []byte) (Job, error) {
 		}
 	}
 	d.hosts(&j, doc["host"])
-	j.Env = d.env(d.table(doc, "env"), "env")
+	for _, table := range []string{"nccl", "mccl"} {
+		j.Env = append(j.Env, d.library(d.table(doc, table), table)...)
+	}
+	j.Env = append(j.Env, d.env(d.table(doc, "env"), "env")...)
 	d.apps(&j, doc["app"])
 	if len(j.Stage) > 1 && slices.Contains(j.Stage, StageNone) {
 		d.failf([]string{"launch", "stage"}, "stage = %q and files to send contradict each other", StageNone)
@@ -162,7 +167,9 @@ func (d *jobDecoder) unknown() {
 		}
 		known := keysOf(table)
 		e := &UsageError{Msg: fmt.Sprintf("%s:%d:%d: unknown key %s", d.file, k.line, k.col, toml.Key(path))}
-		if hint := jobHints[last]; hint != "" {
+		if table == "nccl" || table == "mccl" {
+			e.Hint = ncclHint(table, last)
+		} else if hint := jobHints[last]; hint != "" {
 			e.Hint = hint
 		} else if i := slices.IndexFunc(jobTables, func(t string) bool { return t != table && slices.Contains(keysOf(t), last) }); i >= 0 {
 			e.Hint = "it belongs into [" + jobTables[i] + "]"
@@ -367,14 +374,18 @@ func (d *jobDecoder) hosts(j *Job, v any) {
 		d.failf([]string{"host"}, "more than %d hosts", maxHosts)
 		return
 	}
+	seen := map[string]int{}
 	for i, t := range tables {
 		table := []string{"host", strconv.Itoa(i)}
 		at := func(key string) []string { return append(slices.Clone(table), key) }
 		h := Host{Name: d.text(t, at("name")...), User: d.text(t, at("user")...), Addr: d.text(t, at("address")...),
-			Port: d.number(t, 65535, at("port")...), Slots: d.number(t, maxSlots, at("slots")...)}
+			Port: d.number(t, 65535, at("port")...), Slots: d.number(t, maxSlots, at("slots")...), MaxSlots: d.number(t, maxSlots, at("max_slots")...)}
 		if h.Name == "" {
 			d.failf(table, "a host without a name")
 			return
+		}
+		if h.MaxSlots > 0 && h.slots() > h.MaxSlots {
+			d.failf(at("max_slots"), "max_slots = %d: fewer than its slots, %d", h.MaxSlots, h.slots())
 		}
 		for _, h := range []struct {
 			key  string
@@ -392,6 +403,12 @@ func (d *jobDecoder) hosts(j *Job, v any) {
 		if err := h.check(); err != nil {
 			d.failf(at("address"), "host %q: address %q: %v", h.Name, h.Addr, err)
 		}
+		if k, twice := seen[h.Name]; twice {
+			_, first, _ := strings.Cut(strings.TrimPrefix(d.at("host", strconv.Itoa(k), "name"), d.file), ":")
+			line, _, _ := strings.Cut(first, ":")
+			d.failf(at("name"), "host %q is given twice, first in line %s: give the slots of both in one", h.Name, line)
+		}
+		seen[h.Name] = i
 		j.Hosts = append(j.Hosts, h)
 	}
 }

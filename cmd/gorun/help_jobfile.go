@@ -32,12 +32,20 @@ const jobFileHosts = `
   user = "me"
   port = 2222
   slots = 8
+  max_slots = 16                  # with --oversubscribe; any number without it
 `
 
 const jobFileEnv = `
   [env]                           # -x NAME=VALUE
-  NCCL_DEBUG = "INFO"
   OMP_NUM_THREADS = 4
+`
+
+const jobFileNCCL = `
+  [nccl]                          # NCCL's settings for the ranks: debug is NCCL_DEBUG;
+  debug = "INFO"                  # names and values are checked, and what would break
+  socket_ifname = "eth0"          # a job is refused; other variables go into [env]
+  [mccl]                          # as well, for MCCL: debug is MCCL_DEBUG
+  debug = "WARN"
 `
 
 const jobFileEnd = `
@@ -46,7 +54,7 @@ A key that is not listed here is an error. gorun config validate FILE checks a f
 
 // jobFileHelp shows each key of a job file with an example.
 func jobFileHelp() string {
-	return jobFileTop + jobFileTable("job") + jobFileApps + jobFileHosts + jobFileEnv + jobFileTable("output") + jobFileTable("launch") + jobFileEnd
+	return jobFileTop + jobFileTable("job") + jobFileApps + jobFileHosts + jobFileEnv + jobFileTable("output") + jobFileTable("launch") + jobFileNCCL + jobFileEnd
 }
 
 // jobFileTable shows the options of one table of a job file.
