@@ -46,8 +46,16 @@ func measure[T cuda.Element](ctx context.Context, b *bencher) error {
 	for _, s := range b.series() {
 		b.on.total += len(b.shaped(s.op, elem, b.comm.Size()))
 	}
+	last := ""
 	for _, s := range b.series() {
-		if err := measureSeries[T](ctx, b, s, b.shaped(s.op, elem, b.comm.Size())); err != nil {
+		sizes := b.shaped(s.op, elem, b.comm.Size())
+		if s.op != last {
+			last = s.op
+			if err := heat[T](ctx, b, s.op, slices.Max(sizes)); err != nil {
+				return fmt.Errorf("warm up %s: %w", s.op, err)
+			}
+		}
+		if err := measureSeries[T](ctx, b, s, sizes); err != nil {
 			return err
 		}
 	}
@@ -72,6 +80,51 @@ func measureSeries[T cuda.Element](ctx context.Context, b *bencher, s series, si
 		}
 	}
 	return nil
+}
+
+// heat makes untimed calls of the largest size before the first, as nccl-tests do: a GPU that has had nothing to do runs slowly at first.
+func heat[T cuda.Element](ctx context.Context, b *bencher, op string, size uint64) (err error) {
+	if b.warmUp == 0 || b.dev.Platform() == cuda.Host {
+		return nil
+	}
+	s := series{op: op, mode: "plain"}
+	m, err := newMemory[T](ctx, b, s, size)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, m.close()) }()
+	c := &call[T]{b, s, m}
+	timed := func(n int) (float64, error) {
+		start := time.Now()
+		for i := range n {
+			if err := c.issue(i, b.stream); err != nil {
+				return 0, err
+			}
+		}
+		err := b.stream.Synchronize(ctx)
+		return float64(time.Since(start).Microseconds()), err
+	}
+	if _, err := timed(1); err != nil { // connects the ranks
+		return err
+	}
+	us, err := timed(1)
+	if err != nil {
+		return err
+	}
+	n, err := b.atMost(ctx, b.warmUp, us)
+	if err == nil {
+		_, err = timed(n)
+	}
+	return err
+}
+
+// atMost is how many of n calls fit into the limit on every rank, judged by one that took so long here.
+func (b *bencher) atMost(ctx context.Context, n int, us float64) (int, error) {
+	all, err := b.gather(ctx, []float64{us})
+	if err != nil {
+		return 0, err
+	}
+	return roundLength(n, b.limit, slices.Max(all[0])), nil
 }
 
 // errNoWindow is on all ranks alike.
@@ -229,6 +282,7 @@ type point struct {
 	reason  string    // why the first has it
 	n       int       // calls or launches in a round
 	us      []float64 // a call, of each round
+	enqueue []float64 // of them what passed until all were enqueued, a call, on the slowest rank
 	checked bool
 	wrong   int // elements, on all ranks
 }
@@ -260,29 +314,23 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 		}
 	}
 	// Nothing but the calls and one wait is timed, as in nccl-tests.
-	timed := func(n int) (float64, error) {
+	timed := func(n int) (us, enqueued float64, err error) {
 		start := time.Now()
 		for i := range n {
 			if err := enqueue(i); err != nil {
-				return 0, err
+				return 0, 0, err
 			}
 		}
-		err := b.stream.Synchronize(ctx)
-		return float64(time.Since(start).Nanoseconds()) / 1e3 / float64(n*perCall), err
+		enqueued = float64(time.Since(start).Nanoseconds()) / 1e3 / float64(n*perCall)
+		err = b.stream.Synchronize(ctx)
+		return float64(time.Since(start).Nanoseconds()) / 1e3 / float64(n*perCall), enqueued, err
 	}
-	// atMost is how many calls fit into the limit on every rank, judged by one that took so long here.
-	atMost := func(n int, us float64) (int, error) {
-		all, err := b.gather(ctx, []float64{us})
-		if err != nil {
-			return 0, err
-		}
-		return roundLength(n, b.limit, slices.Max(all[0])*float64(perCall)), nil
-	}
+	atMost := func(n int, us float64) (int, error) { return b.atMost(ctx, n, us*float64(perCall)) }
 	// The first call connects the ranks; those after it say how long one takes.
-	if _, err := timed(1); err != nil {
+	if _, _, err := timed(1); err != nil {
 		return p, err
 	}
-	guess, err := timed(1)
+	guess, _, err := timed(1)
 	if err != nil {
 		return p, err
 	}
@@ -290,21 +338,21 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 	if err != nil {
 		return p, err
 	}
-	if guess, err = timed(warmUp); err != nil {
+	if guess, _, err = timed(warmUp); err != nil {
 		return p, err
 	}
 	if p.n, err = atMost(most, guess); err != nil {
 		return p, err
 	}
-	mine := make([]float64, b.rounds)
-	for i := range mine {
+	mine := make([]float64, 2*b.rounds) // times, then what was enqueueing in them
+	for i := range b.rounds {
 		if err := b.job.Barrier(ctx); err != nil {
 			return p, err
 		}
-		if _, err := timed(1); err != nil { // brings the ranks closer together than the barrier
+		if _, _, err := timed(1); err != nil { // brings the ranks closer together than the barrier
 			return p, err
 		}
-		if mine[i], err = timed(p.n); err != nil {
+		if mine[i], mine[b.rounds+i], err = timed(p.n); err != nil {
 			return p, err
 		}
 	}
@@ -312,8 +360,11 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 	if err != nil {
 		return p, err
 	}
-	for _, r := range rounds {
+	for _, r := range rounds[:b.rounds] {
 		p.us = append(p.us, mean(r))
+	}
+	for _, r := range rounds[b.rounds:] {
+		p.enqueue = append(p.enqueue, slices.Max(r))
 	}
 	if b.check {
 		if p.wrong, err = checkCall(ctx, c, func() error { return enqueue(0) }); err != nil {

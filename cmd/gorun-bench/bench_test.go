@@ -480,6 +480,15 @@ func TestProgress(t *testing.T) {
 	}
 }
 
+// A device that cannot be opened is an error, not a panic.
+func TestNoDevice(t *testing.T) {
+	t.Setenv("GORUN_DEVICE", "tpu")
+	var out, errOut strings.Builder
+	if code := realMain(t.Context(), []string{"-op", "broadcast"}, &out, &errOut); code != 1 || out.Len() > 0 || !strings.Contains(errOut.String(), `"tpu": unknown`) {
+		t.Errorf("exit code %d, stdout %q, stderr %q", code, out.String(), errOut.String())
+	}
+}
+
 func TestHelp(t *testing.T) {
 	var out, errOut strings.Builder
 	if code := realMain(t.Context(), []string{"-h"}, &out, &errOut); code != 0 || errOut.Len() > 0 {
@@ -492,7 +501,7 @@ func TestHelp(t *testing.T) {
 			fs[strings.Fields(name)[0]] = true
 		}
 	}
-	for _, name := range []string{"op", "mode", "calls", "place", "t", "red", "root", "b", "e", "f", "i", "n", "g", "G", "w", "r", "limit", "buffers", "c", "json", "h"} {
+	for _, name := range []string{"op", "mode", "calls", "place", "t", "red", "root", "b", "e", "f", "i", "n", "g", "G", "w", "r", "limit", "buffers", "compare", "c", "json", "h"} {
 		if !fs[name] {
 			t.Errorf("the help lacks -%s", name)
 		}

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gorun-dev/gorun/nccl"
 )
 
 const helpText = `gorun-bench measures collectives. gorun bench starts it:
@@ -43,11 +45,14 @@ How to measure:
   -n N           timed calls in a round (default 20)
   -g N           calls in a graph (default 20)
   -G N           timed launches of a graph in a round (default 20)
-  -w N           untimed calls or launches before (default 5)
+  -w N           untimed calls or launches before, and calls of the largest size before the
+                 first (default 5)
   -r N           rounds (default 5)
   -limit TIME    fewer calls in a round where it would take longer (default 30ms)
   -buffers N     calls on more than 64K take up to N buffers in turn, which together are not
                  larger than -e: they leave the cache, as those of nccl-tests do (default 1)
+  -compare HOW   watch (default): the ranks' eager calls are compared while they run; strict: before
+                 each; trust: not at all
   -c             check the results; a wrong one makes the exit code 1
 
 Output:
@@ -81,6 +86,7 @@ type config struct {
 	warmUp   int
 	rounds   int
 	limit    time.Duration
+	compare  nccl.CheckMode
 	check    bool
 	json     bool
 }
@@ -90,7 +96,9 @@ var (
 	modeNames  = []string{"auto", "plain", "local", "graph", "window"}
 	callsNames = []string{"eager", "captured"}
 	placeNames = []string{"out", "in"}
-	redNames   = []string{"sum", "min", "max"}
+	// compareNames are the names of nccl's check modes.
+	compareNames = []string{nccl.Watch: "watch", nccl.Strict: "strict", nccl.Trust: "trust"}
+	redNames     = []string{"sum", "min", "max"}
 )
 
 // list is a flag with some of a few words, separated by commas.
@@ -173,6 +181,14 @@ func parse(args []string) (*config, error) {
 	fs.IntVar(&c.warmUp, "w", 5, "")
 	fs.IntVar(&c.rounds, "r", 5, "")
 	fs.DurationVar(&c.limit, "limit", 30*time.Millisecond, "")
+	fs.Func("compare", "", func(s string) error {
+		i := slices.Index(compareNames, s)
+		if i < 0 {
+			return fmt.Errorf("there are %s", strings.Join(compareNames, ", "))
+		}
+		c.compare = nccl.CheckMode(i)
+		return nil
+	})
 	fs.BoolVar(&c.check, "c", false, "")
 	fs.BoolVar(&c.json, "json", false, "")
 	if err := fs.Parse(args); err != nil {

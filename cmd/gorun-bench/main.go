@@ -99,7 +99,7 @@ func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout, stde
 		stdout, stderr = io.Discard, io.Discard
 	}
 	var open []io.Closer
-	done = func() error {
+	closeAll := func() error {
 		var errs []error
 		for _, c := range slices.Backward(open) {
 			errs = append(errs, c.Close())
@@ -108,7 +108,7 @@ func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout, stde
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, done())
+			err = errors.Join(err, closeAll())
 		}
 	}()
 	b = &bencher{config: c, job: job, on: newProgress(stderr, time.Now)}
@@ -120,12 +120,12 @@ func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout, stde
 		return nil, nil, err
 	}
 	open = append(open, b.stream)
-	if b.comm, err = nccl.Init(ctx, job, b.dev); err != nil {
+	if b.comm, err = nccl.InitConfig(ctx, job, b.dev, &nccl.Config{Check: c.compare}); err != nil {
 		return nil, nil, err
 	}
 	open = append(open, b.comm)
 	b.out = newReport(stdout, c, b.dev, b.comm)
-	return b, done, nil
+	return b, closeAll, nil
 }
 
 // wrongError says that results were wrong. Every rank has it.

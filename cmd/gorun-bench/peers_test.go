@@ -25,10 +25,11 @@ type peersTest struct {
 	t        *testing.T
 	dir, out string
 	wrapped  bool // by the script peers
+	program  string
 }
 
 func newPeers(t *testing.T) *peersTest {
-	p := &peersTest{t: t, dir: t.TempDir()}
+	p := &peersTest{t: t, dir: t.TempDir(), program: peersScript}
 	p.out = filepath.Join(p.dir, "out")
 	exe, err := os.Executable()
 	if err != nil {
@@ -83,9 +84,9 @@ func (p *peersTest) run(args ...string) (text string, code int) {
 	}
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, bash, append([]string{peersScript}, args...)...)
+	cmd := exec.CommandContext(ctx, bash, append([]string{p.program}, args...)...)
 	if wrapper := filepath.Join(p.dir, "peers"); p.wrapped {
-		cmd = exec.CommandContext(ctx, wrapper, append([]string{peersScript}, args...)...)
+		cmd = exec.CommandContext(ctx, wrapper, append([]string{p.program}, args...)...)
 	}
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, "NCCL_") || strings.HasPrefix(kv, "GORUN_") && !strings.HasPrefix(kv, "GORUN_CI=") || strings.HasPrefix(kv, "NVSHMEM_") || strings.HasPrefix(kv, "TORCH_")
@@ -314,7 +315,7 @@ func TestPeersUsage(t *testing.T) {
 		{p.all("--python", "nonesuch-python"), 2, "peers: --python: no program nonesuch-python\n"},
 	} {
 		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
-			text, code := (&peersTest{t: t, dir: p.dir, out: p.out}).run(tt.args...)
+			text, code := (&peersTest{t: t, dir: p.dir, out: p.out, program: p.program}).run(tt.args...)
 			if code != tt.code || !strings.HasPrefix(text, tt.want) || tt.code != 0 && text != tt.want {
 				t.Errorf("exit code %d, output %q, want %d, %q", code, text, tt.code, tt.want)
 			}

@@ -51,7 +51,8 @@ type line struct {
 	Us      float64 `json:"us"` // median of the rounds, a call
 	MinUs   float64 `json:"min_us"`
 	MaxUs   float64 `json:"max_us"`
-	AlgBW   float64 `json:"algbw"` // GB/s
+	Enqueue float64 `json:"enqueue_us,omitempty"` // median of the rounds: of a call's time what passed until all calls were enqueued, on the slowest rank
+	AlgBW   float64 `json:"algbw"`                // GB/s
 	BusBW   float64 `json:"busbw"`
 	Used    string  `json:"used_mode,omitempty"` // of captured calls, where it is another
 	Reason  string  `json:"reason,omitempty"`    // of the mode, where the runtime has chosen it
@@ -75,6 +76,9 @@ func (r *report) line(s series, p point) line {
 	l := line{Op: s.op, Mode: s.mode, Calls: s.calls(), Place: s.place(), Type: r.c.dtype, Ranks: r.ranks, Bytes: p.size, Count: p.count,
 		Us: us, MinUs: slices.Min(p.us), MaxUs: slices.Max(p.us), AlgBW: alg, BusBW: bus, N: p.n, Rounds: len(p.us),
 		Buffers: r.c.turns(p.size), Device: r.info.Name, Driver: r.info.Driver, Library: r.carrier(), Path: r.library.Path}
+	if len(p.enqueue) > 0 {
+		l.Enqueue = median(p.enqueue)
+	}
 	if reduces(s.op) {
 		l.Red = r.c.red
 	}
