@@ -1,9 +1,9 @@
 package launcher
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -238,7 +238,6 @@ func (a *agent) forkOne(i int) error {
 			return err
 		}
 	}
-	pidfd := -1
 	a.mu.Lock()
 	a.forking = i
 	a.mu.Unlock()
@@ -246,16 +245,20 @@ func (a *agent) forkOne(i int) error {
 		Dir:   r.dir,
 		Env:   r.env,
 		Files: []uintptr{uintptr(r.stdin), uintptr(outW), uintptr(errW)},
-		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	})
 	unix.Close(outW)
 	if !a.cfg.merge {
 		unix.Close(errW)
 	}
-	if err == nil && pidfd < 0 {
-		syscall.Kill(pid, syscall.SIGKILL)
-		syscall.Wait4(pid, nil, 0, nil)
-		err = errors.New("the kernel gives no pidfd (Linux 5.4 or later is needed)")
+	pidfd := -1
+	if err == nil {
+		// Nobody reaps it before, so the number is its. The fork could give the descriptor, too, but not in an emulator of user programs.
+		if pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
+			syscall.Kill(pid, syscall.SIGKILL)
+			syscall.Wait4(pid, nil, 0, nil)
+			err = fmt.Errorf("no pidfd (Linux 5.4 or later is needed): %w", err)
+		}
 	}
 	if err != nil {
 		unix.Close(outR)
@@ -428,20 +431,16 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 // adopted reaps processes that ranks left behind and that have ended since (we are their subreaper). It is
 // called now and then, so that they don't fill the process table.
 func (a *agent) adopted() {
-	a.mu.Lock()
-	ours := map[int]bool{}
-	for _, pid := range a.pids {
-		ours[pid] = true
-	}
-	a.mu.Unlock()
-	if a.cfg.keeper != nil {
-		ours[a.cfg.keeper.PID()] = true
-	}
 	self := syscall.Getpid()
 	for _, p := range keeper.Processes() {
-		if p.Parent == self && p.State == 'Z' && !ours[p.PID] && !a.cfg.spare[p.PID] {
+		if p.Parent != self || p.State != 'Z' || a.cfg.spare[p.PID] || a.cfg.keeper != nil && p.PID == a.cfg.keeper.PID() {
+			continue
+		}
+		a.mu.Lock()
+		if a.forking < 0 && !slices.Contains(a.pids, p.PID) { // else it is a rank, or may be one
 			syscall.Wait4(p.PID, nil, syscall.WNOHANG, nil)
 		}
+		a.mu.Unlock()
 	}
 }
 

@@ -120,6 +120,11 @@ func (s *agentServer) provide(ctx context.Context) error {
 			return fmt.Errorf("--stage: %w", err)
 		}
 	}
+	for i, p := range s.job.Programs {
+		if n := p.Item - 1; n >= 0 && n < len(items) && there[n] {
+			s.job.Programs[i].Path = items[n].At // of a Go package each architecture has a file of its own, also where hosts share them
+		}
+	}
 	// What is needed below the job's own directory, and what is to be sent: each content once.
 	var want []int
 	var need int64
