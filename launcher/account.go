@@ -100,16 +100,18 @@ type Account struct {
 
 // HostAccount says how a host came to the job, and left it. Times are from Account.Start.
 type HostAccount struct {
-	Host     string        `json:"host"`
-	Addr     string        `json:"addr,omitempty"`         // of its bootstrap node
-	Agent    string        `json:"agent,omitempty"`        // the agent's file there
-	Sent     bool          `json:"sent,omitempty"`         // that file was sent for this job
-	Dir      string        `json:"dir,omitempty"`          // where its ranks run, if that is the job's own directory
-	Staged   int64         `json:"staged_bytes,omitempty"` // of the program and files, sent for this job
-	Opened   time.Duration `json:"opened_ns,omitempty"`    // until its agent spoke
-	Prepared time.Duration `json:"prepared_ns,omitempty"`  // until it had prepared
-	Met      time.Duration `json:"met_ns,omitempty"`       // until its node had met all others
-	Error    string        `json:"error,omitempty"`        // why it did not start, or was given up
+	Host      string        `json:"host"`
+	Addr      string        `json:"addr,omitempty"`         // of its bootstrap node
+	Interface string        `json:"interface,omitempty"`    // that holds this address
+	Chosen    string        `json:"chosen,omitempty"`       // the address, and why it is that one
+	Agent     string        `json:"agent,omitempty"`        // the agent's file there
+	Sent      bool          `json:"sent,omitempty"`         // that file was sent for this job
+	Dir       string        `json:"dir,omitempty"`          // where its ranks run, if that is the job's own directory
+	Staged    int64         `json:"staged_bytes,omitempty"` // of the program and files, sent for this job
+	Opened    time.Duration `json:"opened_ns,omitempty"`    // until its agent spoke
+	Prepared  time.Duration `json:"prepared_ns,omitempty"`  // until it had prepared
+	Met       time.Duration `json:"met_ns,omitempty"`       // until its node had met all others
+	Error     string        `json:"error,omitempty"`        // why it did not start, or was given up
 }
 
 // RankAccount says how a rank ended.

@@ -21,13 +21,12 @@ func (s *agentServer) check(c *agentwire.Check) error {
 		return err
 	}
 	answer := &agentwire.Checked{Machine: machine(), Facts: facts, Programs: verdicts(ctx, c.Programs)}
-	p, err := newProber(c.Key, c.Host, agentAddr(c.Bind), c.PortFrom, c.PortTo)
-	if err != nil {
-		answer.BindErr = err.Error()
-	} else {
-		defer p.close()
-		answer.Addr = p.addr()
-	}
+	addrs := hostAddrs(c.Bind, c.Reached)
+	answer.At = addrs[0]
+	first := answerAt(c.Key, c.Host, &answer.At, c.PortFrom, c.PortTo)
+	defer first.close()
+	reach := &reacher{key: c.Key, host: c.Host, addrs: func() []agentwire.Address { return addrs }, at: answer.At, from: c.PortFrom, to: c.PortTo, say: s.mux.Send}
+	defer reach.close()
 	s.mux.Send(&agentwire.Message{Checked: answer})
 	timeout := time.NewTimer(prepareWait)
 	defer timeout.Stop()
@@ -39,9 +38,7 @@ func (s *agentServer) check(c *agentwire.Check) error {
 				return nil
 			case m.Clock != nil:
 				s.mux.Send(&agentwire.Message{Clock: &agentwire.Clock{Now: time.Now()}})
-			case m.Reach != nil:
-				s.mux.Send(&agentwire.Message{Reached: &agentwire.Reached{Hosts: reach(ctx, c.Key, m.Reach.Hosts)}})
-			case m.Ping != nil:
+			case m.Ping != nil, reach.handle(m):
 			default:
 				return errors.New("an order that is none of a check")
 			}

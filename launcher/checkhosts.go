@@ -37,11 +37,13 @@ type HostCheck struct {
 	Agent  string      // gorun's file there, "" on the local host
 	Sent   bool        // it was sent now
 	Addr   string      // where other hosts reach it
+	Chosen string      // the address that a job would choose, and why
 	Skew   Skew        // of its clock
 	Reach  []HostReach // of other hosts, by this one
 	Faults []HostFault
 
 	machine string
+	at      agentwire.Address // where it answers probes first
 }
 
 // Skew is how much a host's clock is ahead of this host's, give or take Error.
@@ -109,6 +111,7 @@ func checkHosts(ctx context.Context, p *Plan, device string, w way.Way, progress
 				l.end()
 			}
 		}
+		c.readers.Wait()
 	}()
 	c.reachAll(ctx)
 	for i := range c.hosts {
@@ -129,6 +132,8 @@ type checker struct {
 	links    []*checkLink // by host; nil: not reached
 	progress func(line string)
 
+	readers sync.WaitGroup // of sessions
+
 	mu   sync.Mutex // guards told
 	told time.Time
 }
@@ -137,12 +142,14 @@ type checker struct {
 type checkLink struct {
 	session *push.Started
 	mux     *agentwire.Mux
-	prober  *prober
+	probers *probers // of this host
+	reach   *reacher // of this host
 }
 
 func (l *checkLink) end() {
-	if l.prober != nil {
-		l.prober.close()
+	if l.reach != nil {
+		l.reach.close()
+		l.probers.close()
 	}
 	if l.mux != nil {
 		l.mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
@@ -235,10 +242,7 @@ func (c *checker) look(ctx context.Context, i int) {
 
 func (c *checker) open(ctx context.Context, i int) (*checkLink, error) {
 	ph := &c.plan.Hosts[i]
-	timeout := c.plan.Remote.ConnectTimeout
-	if timeout <= 0 {
-		timeout = defaultConnectTimeout
-	}
+	timeout := c.plan.Remote.timeout()
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
 	defer cancel()
 	s, err := push.Open(ctx, c.way, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: c.builds, Progress: c.sending})
@@ -273,7 +277,7 @@ func (c *checker) sending(host string, sent, size int) {
 
 func (c *checker) ask(ctx context.Context, i int, l *checkLink) error {
 	p, h := c.plan, &c.hosts[i]
-	q := &agentwire.Check{Key: c.key, Host: i, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo, Device: c.device}
+	q := &agentwire.Check{Key: c.key, Host: i, Reached: reachedAt(l.session), PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo, Device: c.device}
 	if p.DirGiven {
 		q.Dir = []byte(p.Dir)
 	}
@@ -291,11 +295,11 @@ func (c *checker) ask(ctx context.Context, i int, l *checkLink) error {
 	if m.Checked == nil || len(m.Checked.Programs) != len(asked) {
 		return errors.New("its agent does not say what it has found")
 	}
-	h.Agent, h.Sent, h.Addr, h.machine = l.session.File, l.session.Pushed, m.Checked.Addr, m.Checked.Machine
+	h.Agent, h.Sent, h.at, h.machine = l.session.File, l.session.Pushed, m.Checked.At, m.Checked.Machine
 	if err := json.Unmarshal(m.Checked.Facts, &h.Facts); err != nil {
 		return fmt.Errorf("what its agent has found cannot be read: %w", err)
 	}
-	if why := m.Checked.BindErr; why != "" {
+	if why := m.Checked.At.Err; why != "" {
 		c.fault(i, true, "free ports of it, or give another range", "%s", why)
 	}
 	for k := range p.Programs {
@@ -363,59 +367,112 @@ func (c *checker) local() {
 			job.Dir = c.plan.Dir
 		}
 		h.Name, h.Local, h.Facts, h.machine = ph.Name, true, CheckHost(job, os.Environ()), machine()
-		r := &runner{plan: c.plan, hosts: make([]hostAgent, len(c.links))}
-		for k, l := range c.links {
-			if l != nil && l.session != nil {
-				r.hosts[k] = &remoteHost{session: l.session}
+		var sessions []*push.Started
+		for _, l := range c.links {
+			if l != nil {
+				sessions = append(sessions, l.session)
 			}
 		}
-		p, err := newProber(c.key, i, r.ownAddr(), c.plan.Remote.PortFrom, c.plan.Remote.PortTo)
-		if err != nil {
-			c.fault(i, true, "free ports of it, or give another range", "%v", err)
+		addrs := addrsToward(sessions)
+		from, to := c.plan.Remote.PortFrom, c.plan.Remote.PortTo
+		h.at = addrs[0]
+		p := answerAt(c.key, i, &h.at, from, to)
+		if h.at.Err != "" {
+			c.fault(i, true, "free ports of it, or give another range", "%s", h.at.Err)
 			continue
 		}
-		h.Addr = p.addr()
-		c.links[i] = &checkLink{prober: p}
+		c.links[i] = &checkLink{probers: p, reach: &reacher{key: c.key, host: i, addrs: func() []agentwire.Address { return addrs }, at: h.at, from: from, to: to}}
 	}
 }
 
-// reachAll has the hosts reach each other.
+// reachAll finds the addresses at which the hosts reach each other, as a job does.
 func (c *checker) reachAll(ctx context.Context) {
-	n := len(c.hosts)
-	peers := func(i int) []agentwire.Peer {
-		var list []agentwire.Peer
-		for d := 1; d < n && len(list) < maxReach; d++ {
-			if k := (i + d) % n; c.hosts[k].Addr != "" {
-				list = append(list, agentwire.Peer{Host: k, Addr: c.hosts[k].Addr})
-			}
-		}
-		return list
-	}
-	var wait sync.WaitGroup
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan addrAnswer)
+	var hosts []addrHost
+	var index []int // of each of hosts
 	for i, l := range c.links {
-		to := peers(i)
-		if l == nil || len(to) == 0 {
+		h := &c.hosts[i]
+		if l == nil || h.at.Port == 0 {
 			continue
 		}
-		wait.Go(func() {
-			var got []agentwire.ReachedHost
-			if l.mux == nil {
-				got = reach(ctx, c.key, to)
-			} else if m, err := l.ask(ctx, &agentwire.Message{Reach: &agentwire.Reach{Hosts: to}}); err != nil {
-				c.fault(i, true, "try again", "%v", err)
-				return
-			} else if m.Reached == nil || len(m.Reached.Hosts) != len(to) {
-				c.fault(i, true, "try again", "its agent does not say whom it has reached")
-				return
-			} else {
-				got = m.Reached.Hosts
+		n := len(hosts)
+		answer := func(m *agentwire.Message, err error) {
+			select {
+			case answers <- addrAnswer{n, m, err}:
+			case <-ctx.Done():
 			}
-			for k, r := range got {
-				c.hosts[i].Reach = append(c.hosts[i].Reach, HostReach{Host: c.hosts[to[k].Host].Name, Took: r.Took, Err: r.Err})
-			}
-		})
+		}
+		one := addrHost{id: i, name: h.Name, first: h.at}
+		if l.mux == nil {
+			l.reach.say = func(m *agentwire.Message) { answer(m, nil) }
+			one.send = func(m *agentwire.Message) { l.reach.handle(m) }
+		} else {
+			one.send = l.mux.Send
+			c.readers.Go(func() { // until the end of the session
+				for {
+					m, err := l.mux.Receive()
+					if err != nil {
+						answer(nil, fmt.Errorf("its agent has ended: %w", err))
+						return
+					}
+					if m.Ping == nil && m.Log == nil {
+						answer(m, nil)
+					}
+				}
+			})
+		}
+		hosts, index = append(hosts, one), append(index, i)
 	}
-	wait.Wait()
+	if len(hosts) == 0 {
+		return
+	}
+	found, err := findAddrs(ctx, hosts, answers, maxReach+1, true)
+	if e, ok := errors.AsType[*hostError](err); ok {
+		i := slices.IndexFunc(c.hosts, func(h HostCheck) bool { return h.Name == e.host })
+		c.fault(i, true, "try again", "%v", e.err)
+	} else if err != nil {
+		c.fault(index[0], true, "try again", "%v", err)
+	}
+	for n, i := range index {
+		h := &c.hosts[i]
+		k, _ := found.best(n)
+		tried := found.addrs[n] // all of them if none will do
+		if k >= 0 {
+			h.Chosen = found.chosen(n, k)
+			tried = tried[k : k+1]
+		}
+		h.Addr = hostPort(tried[0])
+		missed := false
+		for _, by := range found.by[n] {
+			r := HostReach{Host: h.Name, Took: found.got[dial{by, n, h.Addr}].Took}
+			for _, a := range tried {
+				text := found.missed(by, n, a)
+				if text == "" {
+					r.Err = ""
+					break // this host reaches it; another does not
+				}
+				if r.Err != "" {
+					text = r.Err + "; at " + a.IP + ": " + text
+				}
+				r.Err = text
+			}
+			c.hosts[index[by]].Reach = append(c.hosts[index[by]].Reach, r)
+			missed = missed || r.Err != ""
+		}
+		if k < 0 && !missed && len(found.by[n]) > 0 {
+			c.fault(i, true, c.letThrough(), "%v", found.none(n))
+		}
+	}
+}
+
+// letThrough is what helps hosts that do not reach each other.
+func (c *checker) letThrough() string {
+	if p := c.plan.Remote; p.PortFrom != 0 {
+		return fmt.Sprintf("let a firewall between them pass TCP and UDP on the ports %d to %d", p.PortFrom, p.PortTo)
+	}
+	return "let a firewall between them pass TCP and UDP; --port-range FROM-TO keeps gorun to some ports"
 }
 
 // judge looks for faults of a host that was reached.
@@ -451,11 +508,7 @@ func (c *checker) judge(i int) {
 			k := slices.IndexFunc(c.hosts, func(o HostCheck) bool { return o.Name == to[0] })
 			at = " at " + c.hosts[k].Addr
 		}
-		advice := "let a firewall between them pass TCP and UDP; --port-range FROM-TO keeps gorun to some ports"
-		if p := c.plan.Remote; p.PortFrom != 0 {
-			advice = fmt.Sprintf("let a firewall between them pass TCP and UDP on the ports %d to %d", p.PortFrom, p.PortTo)
-		}
-		c.fault(i, true, advice, "it does not reach %s%s: %s", strings.Join(to, " "), at, why)
+		c.fault(i, true, c.letThrough(), "it does not reach %s%s: %s", strings.Join(to, " "), at, why)
 	}
 	slices.SortStableFunc(h.Faults, func(a, b HostFault) int { return order(b.Stops) - order(a.Stops) })
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,14 +76,25 @@ func TestProbe(t *testing.T) {
 		return l.Addr().String()
 	}
 	onlyTCP := tcp(func(c net.Conn) {
-		nonce := make([]byte, nonceSize)
-		if _, err := c.Read(nonce); err == nil {
-			c.Write(proof(key, 3, nonce))
+		q := make([]byte, 1+nonceSize)
+		if _, err := c.Read(q); err == nil {
+			c.Write(proof(key, 3, q[1:]))
 		}
 	})
-	got := reach(ctx, key, []agentwire.Peer{
+	peers := []agentwire.Peer{
 		{Host: 3, Addr: p.addr()}, {Host: 4, Addr: p.addr()}, {Host: 3, Addr: tcp(func(net.Conn) {})}, {Host: 3, Addr: "127.0.0.1:1"}, {Host: 3, Addr: onlyTCP}, {Host: 3, Addr: "nonsense"},
+	}
+	got := make([]agentwire.ReachedHost, len(peers))
+	told := 0
+	reach(ctx, key, peers, func(some []agentwire.ReachedHost) {
+		for _, r := range some {
+			told++
+			got[slices.Index(peers, agentwire.Peer{Host: r.Host, Addr: r.Addr})] = r
+		}
 	})
+	if told != len(peers) {
+		t.Fatalf("%d of %d results were told", told, len(peers))
+	}
 	want := []string{"", "tcp: something else answers there", "tcp: (something else answers there|connection reset by peer)", "tcp: connection refused", "udp: connection refused", "tcp: .*missing port.*"}
 	for i, r := range got {
 		if !regexp.MustCompile("^" + want[i] + "$").MatchString(r.Err) {

@@ -23,8 +23,6 @@ import (
 )
 
 const (
-	// defaultConnectTimeout is for all hosts together.
-	defaultConnectTimeout = 30 * time.Second
 	// missingFirst and missingNext are when a person is told how many hosts are still missing.
 	missingFirst = 2 * time.Second
 	missingNext  = 5 * time.Second
@@ -75,10 +73,8 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	}
 	key := make([]byte, 32)
 	rand.Read(key)
-	timeout := p.Remote.ConnectTimeout
-	if timeout <= 0 {
-		timeout = defaultConnectTimeout
-	}
+	timeout := p.Remote.timeout()
+	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	files, err := newStaging(ctx, p, r.o.Stderr)
@@ -115,43 +111,34 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	var failed []error
 	errOf := map[int]error{}
 	interrupted := false
+	var giveUp <-chan time.Time // on those that are missing, when one host has failed
+	took := func(res result) {
+		delete(missing, res.index)
+		a := &r.acct.Hosts[res.index]
+		if res.err != nil {
+			if ctx.Err() != nil && outer.Err() == nil && len(errOf) > 0 {
+				a.Error = errNotWaited.Error() // it was ended by us, for another's failure
+				return
+			}
+			errOf[res.index] = &hostError{p.Hosts[res.index].Name, res.err}
+			if a.Error = res.err.Error(); giveUp == nil {
+				giveUp = time.After(othersGrace)
+			}
+			return
+		}
+		r.hosts[res.index] = res.host
+		r.placed(res.index, &res.host.prepared.Place.Host, res.host.prepared.Place.Ranks)
+		r.tellHost(res.host, a)
+	}
 	tell := time.After(missingFirst)
 	sending := time.NewTicker(tellFirst)
 	defer sending.Stop()
 	for len(missing) > 0 {
 		select {
 		case res := <-results:
-			delete(missing, res.index)
-			if res.err != nil {
-				errOf[res.index] = &hostError{p.Hosts[res.index].Name, res.err}
-				r.acct.Hosts[res.index].Error = res.err.Error()
-				if len(errOf) == 1 {
-					stop := time.AfterFunc(othersGrace, cancel)
-					defer stop.Stop()
-				}
-				continue
-			}
-			r.hosts[res.index] = res.host
-			h := res.host
-			a := &r.acct.Hosts[res.index]
-			r.placed(res.index, &h.prepared.Place.Host, h.prepared.Place.Ranks)
-			a.Addr, a.Agent, a.Sent, a.Staged = h.prepared.Addr, h.session.File, h.session.Pushed, h.staged
-			a.Opened, a.Prepared = h.opened.Sub(r.acct.Start), h.ready.Sub(r.acct.Start)
-			if h.prepared.OwnDir {
-				a.Dir = string(h.prepared.Dir)
-			}
-			sent := ""
-			if a.Sent {
-				sent = ", which was sent,"
-			}
-			r.verbose("host %s: agent %s%s speaks after %v, is prepared after %v, its node at %s", h.name, a.Agent, sent,
-				a.Opened.Round(time.Millisecond), a.Prepared.Round(time.Millisecond), a.Addr)
-			if a.Staged > 0 {
-				r.verbose("host %s: %d KiB of files were sent", h.name, (a.Staged+1023)>>10)
-			}
-			if strings.TrimSpace(h.session.Noise) != "" {
-				r.verbose("host %s: its shell's start-up files say %q", h.name, h.session.Noise)
-			}
+			took(res)
+		case <-giveUp:
+			cancel()
 		case <-tell:
 			if waiting := files.others(missing); len(waiting) > 0 {
 				r.say("waiting for %s", r.missingText(waiting))
@@ -163,22 +150,16 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 				sending.Reset(tellNext)
 			}
 		case <-ctx.Done():
-			if !interrupted && context.Cause(ctx) == context.Canceled && len(errOf) == 0 {
+			if !interrupted && outer.Err() != nil && len(errOf) == 0 {
 				interrupted, r.interrupt = true, syscall.SIGTERM
 			}
-			for range missing {
-				res := <-results
-				if res.err != nil {
-					errOf[res.index] = &hostError{p.Hosts[res.index].Name, res.err}
-				} else {
-					r.hosts[res.index] = res.host
-				}
+			for len(missing) > 0 {
+				took(<-results)
 			}
-			clear(missing)
 		case <-r.suspends:
 			r.suspend()
 		case s := <-r.o.Signals:
-			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
+			if endsJob(s) {
 				interrupted, r.interrupt = true, s.(syscall.Signal)
 				cancel()
 			}
@@ -204,7 +185,31 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	if err := r.sameMachine(); err != nil {
 		return meeting{}, err
 	}
-	return r.arrange(ctx, key)
+	return r.meetingPlace(ctx, key)
+}
+
+// errNotWaited is of a host that had not started when another had failed for othersGrace.
+var errNotWaited = errors.New("not waited for: another host had failed")
+
+// tellHost takes note of a host that is prepared.
+func (r *runner) tellHost(h *remoteHost, a *HostAccount) {
+	a.Agent, a.Sent, a.Staged = h.session.File, h.session.Pushed, h.staged
+	a.Opened, a.Prepared = h.opened.Sub(r.acct.Start), h.ready.Sub(r.acct.Start)
+	if h.prepared.OwnDir {
+		a.Dir = string(h.prepared.Dir)
+	}
+	sent := ""
+	if a.Sent {
+		sent = ", which was sent,"
+	}
+	r.verbose("host %s: agent %s%s speaks after %v, is prepared after %v", h.name, a.Agent, sent,
+		a.Opened.Round(time.Millisecond), a.Prepared.Round(time.Millisecond))
+	if a.Staged > 0 {
+		r.verbose("host %s: %d KiB of files were sent", h.name, (a.Staged+1023)>>10)
+	}
+	if strings.TrimSpace(h.session.Noise) != "" {
+		r.verbose("host %s: its shell's start-up files say %q", h.name, h.session.Noise)
+	}
 }
 
 // sameMachine refuses two names of one machine: each agent would take all of its devices for its own ranks. A way that the user
@@ -264,6 +269,14 @@ func (r *runner) wayTo() (way.Way, error) {
 		r.retries.note(t.Name, bare(err))
 		r.verbose("%v; trying again", err)
 	})
+}
+
+// timeout is for reaching all hosts.
+func (p *Remote) timeout() time.Duration {
+	if p.ConnectTimeout <= 0 {
+		return DefaultConnectTimeout
+	}
+	return p.ConnectTimeout
 }
 
 // way is the way to hosts. A patient one tries those again that are not up yet.
@@ -338,6 +351,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 	if r.o.bind.IsValid() {
 		prep.Bind = r.o.bind.String()
 	}
+	prep.Reached = reachedAt(s)
 	programs := p.programsOn(index)
 	for _, k := range programs {
 		prep.Programs = append(prep.Programs, agentwire.Program{Name: []byte(p.Programs[k].Name), Path: []byte(p.Programs[k].Path)})
@@ -354,7 +368,7 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 			prep.Stdin = append(prep.Stdin, pr.Rank)
 		}
 	}
-	untend := h.tend(limit)
+	untend := h.tend(limit.pass)
 	defer untend()
 	if !files.quick(s.Arch, programs) {
 		limit.move(ctx)
@@ -461,68 +475,6 @@ func (r *runner) sending() func(host string, sent, size int) {
 		}
 		r.say("sending gorun to %s: %d MiB are left", where, (sum+1<<20-1)>>20)
 	}
-}
-
-// arrange has this host prepared, if it is one of the job's, and says where the hosts meet.
-func (r *runner) arrange(ctx context.Context, key []byte) (meeting, error) {
-	p := r.plan
-	var m meeting
-	head := p.Ranks[0].Host
-	var addrs []string
-	for _, h := range r.hosts {
-		if h, ok := h.(*remoteHost); ok {
-			addrs = append(addrs, h.prepared.Addr)
-			if h.index == head {
-				m.addr, m.port = h.prepared.MasterAddr, h.prepared.MasterPort
-			}
-		}
-	}
-	for i, h := range p.Hosts {
-		if !h.Local {
-			continue
-		}
-		bind := r.ownAddr()
-		port, err := freePort(bind, p.Remote.PortFrom, p.Remote.PortTo)
-		if err != nil {
-			return m, &notStarted{[]error{&hostError{h.Name, err}}}
-		}
-		local, err := r.prepareLocal(ctx, i, key, netip.AddrPortFrom(bind, port))
-		if err != nil {
-			return m, err
-		}
-		addr := r.hosts[i].(*localHost).node.Addr()
-		r.acct.Hosts[i].Addr, r.acct.Hosts[i].Prepared = addr, time.Since(r.acct.Start)
-		addrs = append(addrs, addr)
-		if i == head { // the first is asked first
-			addrs[0], addrs[len(addrs)-1] = addr, addrs[0]
-			m.addr, m.port = bind.String(), local.port
-		}
-	}
-	m.seeds = addrs
-	if len(addrs) > allSeeds {
-		m.seeds = nil
-		for i := range allSeeds {
-			m.seeds = append(m.seeds, addrs[i*len(addrs)/allSeeds])
-		}
-	}
-	return m, nil
-}
-
-// ownAddr is this host's address on the way to the others.
-func (r *runner) ownAddr() netip.Addr {
-	if r.o.bind.IsValid() {
-		return r.o.bind
-	}
-	for _, h := range r.hosts {
-		if h, ok := h.(*remoteHost); ok {
-			if local, _ := h.session.Addrs(); local != nil {
-				if a, ok := addrOf(local); ok && !a.IsLoopback() {
-					return a
-				}
-			}
-		}
-	}
-	return outwardAddr()
 }
 
 func addrOf(a net.Addr) (netip.Addr, bool) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 )
 
@@ -66,6 +67,7 @@ type meeting struct {
 	addr  string // MASTER_ADDR
 	port  int    // MASTER_PORT
 	seeds []string
+	iface string // that holds the address at which the others reach the host; "": not known, or there are none
 }
 
 // hostConfig is what a host needs to run its ranks there, beside the agent's own surroundings.
@@ -92,13 +94,17 @@ type localHost struct {
 	keeper     *keeper.Keeper
 	node       control
 	masterPort int
+	masterFD   int               // that keeps it; -1: none
+	at         agentwire.Address // where the node is until the hosts' addresses are found; with several hosts
+	reach      *reacher          // until then
+	notes      []string          // for people
 	agent      *agent
 	release    []func() // what to give back at the end, in reverse order
 }
 
 // newLocalHost prepares the host: keeper, bootstrap node, reserved port.
 func newLocalHost(ctx context.Context, cfg hostConfig) (*localHost, error) {
-	h := &localHost{cfg: cfg}
+	h := &localHost{cfg: cfg, masterFD: -1}
 	if err := h.prepare(ctx); err != nil {
 		h.close()
 		return nil, err
@@ -117,10 +123,17 @@ func (h *localHost) prepare(ctx context.Context) error {
 	}
 	h.keeper = k
 	h.later(k.Stop)
+	h.later(h.leave)
+	return h.settle(ctx)
+}
+
+// settle starts the node and reserves the port, at the address of the configuration.
+func (h *localHost) settle(ctx context.Context) error {
+	var err error
 	if h.node, err = h.cfg.start(ctx, h.cfg.nodes); err != nil {
+		h.node = nil
 		return fmt.Errorf("start the bootstrap node: %w", err)
 	}
-	h.later(func() { h.node.Close() })
 	if h.cfg.masterPort {
 		on := netip.IPv4Unspecified()
 		if h.cfg.nodes.Bind.IsValid() {
@@ -132,10 +145,46 @@ func (h *localHost) prepare(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("reserve a port on %v for MASTER_PORT: %w", on, err)
 		}
-		h.masterPort = port
-		h.later(func() { unix.Close(fd) })
+		h.masterPort, h.masterFD = port, fd
 	}
 	return nil
+}
+
+// leave gives back what settle took.
+func (h *localHost) leave() {
+	if h.node != nil {
+		h.node.Close()
+	}
+	if h.masterFD >= 0 {
+		unix.Close(h.masterFD)
+		h.masterFD = -1
+	}
+}
+
+// move has the node at another address, of which the others are told another one if advertise is one. No rank runs yet.
+func (h *localHost) move(ctx context.Context, to *agentwire.Move) (agentwire.Node, error) {
+	on, err := netip.ParseAddr(to.Bind)
+	if err != nil {
+		return agentwire.Node{}, err
+	}
+	advertise, _ := netip.ParseAddr(to.Advertise)
+	h.node.Over() // there is nobody to take leave of
+	h.leave()
+	c := &h.cfg.nodes
+	port, err := freePort(on, c.Ports[0], c.Ports[1])
+	if err != nil {
+		return agentwire.Node{}, err
+	}
+	c.Bind, c.Advertise = netip.AddrPortFrom(on, port), advertise
+	if err := h.settle(ctx); err != nil {
+		return agentwire.Node{}, err
+	}
+	return h.where(), nil
+}
+
+// where is where the node is.
+func (h *localHost) where() agentwire.Node {
+	return agentwire.Node{Addr: h.node.Addr(), MasterPort: h.masterPort}
 }
 
 func manyHosts(nodeOf []int) bool {
@@ -186,14 +235,15 @@ func (h *localHost) start() {
 		}
 		tick := time.NewTicker(beat)
 		defer tick.Stop()
-		for last := time.Now(); ; last = time.Now() {
+		stops := stops{time.Now()}
+		for {
 			select {
 			case <-quit:
 				return
 			case <-tick.C:
 			}
-			if time.Since(last) > paused {
-				continue // this process was stopped: the answers are still to be read
+			if stops.passed(time.Now()) {
+				continue // the answers are still to be read
 			}
 			for _, host := range h.node.Unreached(silentAgreed) {
 				h.cfg.unreached(host)
@@ -241,7 +291,11 @@ func (h *localHost) adopted() { h.agent.adopted() }
 
 func (h *localHost) reap() int { return h.agent.reap() }
 
-func (h *localHost) over() { h.node.Over() }
+func (h *localHost) over() {
+	if h.node != nil { // it could not be moved
+		h.node.Over()
+	}
+}
 
 func (h *localHost) drained() <-chan struct{} { return closedChan }
 

@@ -419,7 +419,7 @@ func forwarded(name string) bool {
 	if strings.HasPrefix(name, "NCCL_") || strings.HasPrefix(name, "MCCL_") {
 		return true
 	}
-	return name != "GORUN_DEVICE" && slices.ContainsFunc(rankenv.Vars, func(v rankenv.Var) bool { return v.By == rankenv.ByUser && v.Name == name }) ||
+	return name != "GORUN_DEVICE" && slices.ContainsFunc(rankenv.Vars, func(v rankenv.Var) bool { return v.By != rankenv.ByGorun && v.Name == name }) ||
 		strings.HasPrefix(name, "GORUN_") && strings.HasSuffix(name, "_LIB")
 }
 

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gorun-dev/gorun/bootstrap/node"
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 )
 
@@ -26,16 +27,18 @@ const (
 	probeAgain = 200 * time.Millisecond
 	// maxProbes bounds the hosts that are probed at once.
 	maxProbes = 64
-	nonceSize = 16
+	nonceSize = node.NonceSize
 )
 
 // prober answers the probes of other hosts on one port, by TCP and UDP, so that they know that they have reached this host and no other:
-// its answer to a nonce is made with a key that all hosts have, and its index.
+// its answer to a nonce is made with a key that all hosts have, and its index. The bootstrap node answers in the same way where it listens.
 type prober struct {
 	key  []byte
 	host int
 	tcp  net.Listener
 	udp  net.PacketConn
+	quit context.Context
+	end  context.CancelFunc
 	wait sync.WaitGroup
 }
 
@@ -63,6 +66,7 @@ func newProber(key []byte, host int, on netip.Addr, from, to int) (*prober, erro
 			continue
 		}
 		p := &prober{key: key, host: host, tcp: l, udp: c}
+		p.quit, p.end = context.WithCancel(context.Background())
 		p.wait.Go(p.serveTCP)
 		p.wait.Go(p.serveUDP)
 		return p, nil
@@ -76,6 +80,7 @@ func newProber(key []byte, host int, on netip.Addr, from, to int) (*prober, erro
 func (p *prober) addr() string { return p.tcp.Addr().String() }
 
 func (p *prober) close() {
+	p.end()
 	p.tcp.Close()
 	p.udp.Close()
 	p.wait.Wait()
@@ -93,24 +98,25 @@ func (p *prober) serveTCP() {
 		}
 		p.wait.Go(func() {
 			defer c.Close()
+			defer context.AfterFunc(p.quit, func() { c.Close() })()
 			c.SetDeadline(time.Now().Add(probeWait))
-			var nonce [nonceSize]byte
-			if _, err := io.ReadFull(c, nonce[:]); err == nil {
-				c.Write(proof(p.key, p.host, nonce[:]))
+			var q [1 + nonceSize]byte
+			if _, err := io.ReadFull(c, q[:]); err == nil && q[0] == node.ProbeMark {
+				c.Write(proof(p.key, p.host, q[1:]))
 			}
 		})
 	}
 }
 
 func (p *prober) serveUDP() {
-	buf := make([]byte, nonceSize+1)
+	buf := make([]byte, 1+nonceSize+1) // one more, to see what is too long
 	for {
 		n, from, err := p.udp.ReadFrom(buf)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err == nil && n == nonceSize {
-			p.udp.WriteTo(proof(p.key, p.host, buf[:n]), from)
+		if err == nil && n == 1+nonceSize && buf[0] == node.ProbeMark {
+			p.udp.WriteTo(proof(p.key, p.host, buf[1:n]), from)
 		}
 	}
 }
@@ -140,19 +146,21 @@ func probe(ctx context.Context, key []byte, host int, addr string) (took time.Du
 }
 
 func probeBy(ctx context.Context, network string, key []byte, host int, addr string) error {
-	ctx, cancel := context.WithTimeout(ctx, probeWait)
-	defer cancel()
-	c, err := new(net.Dialer).DialContext(ctx, network, addr)
+	end := time.Now().Add(probeWait)
+	dialer := net.Dialer{Deadline: end}
+	c, err := dialer.DialContext(ctx, network, addr)
 	if err != nil {
 		return bareNet(err)
 	}
 	defer c.Close()
-	end, _ := ctx.Deadline()
-	var nonce [nonceSize]byte
-	rand.Read(nonce[:])
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	var q [1 + nonceSize]byte
+	q[0] = node.ProbeMark
+	nonce := q[1:]
+	rand.Read(nonce)
 	answer := make([]byte, sha256.Size)
 	for n := 0; ; n++ {
-		if _, err := c.Write(nonce[:]); err != nil {
+		if _, err := c.Write(q[:]); err != nil {
 			return bareNet(err)
 		}
 		until := end
@@ -162,7 +170,7 @@ func probeBy(ctx context.Context, network string, key []byte, host int, addr str
 		c.SetReadDeadline(until)
 		_, err := io.ReadFull(c, answer)
 		switch {
-		case err == nil && hmac.Equal(answer, proof(key, host, nonce[:])):
+		case err == nil && hmac.Equal(answer, proof(key, host, nonce)):
 			return nil
 		case err == nil, err == io.EOF, err == io.ErrUnexpectedEOF:
 			return errStranger
@@ -187,22 +195,44 @@ func bareNet(err error) error {
 	return err
 }
 
-// reach probes hosts, all at once.
-func reach(ctx context.Context, key []byte, hosts []agentwire.Peer) []agentwire.ReachedHost {
-	out := make([]agentwire.ReachedHost, len(hosts))
+// reach probes hosts, all at once, and tells as it goes how that went for each. It returns when all is told, or ctx has ended.
+func reach(ctx context.Context, key []byte, hosts []agentwire.Peer, tell func([]agentwire.ReachedHost)) {
+	results := make(chan agentwire.ReachedHost, len(hosts))
 	var wait sync.WaitGroup
-	turns := make(chan struct{}, maxProbes)
-	for i, h := range hosts {
-		turns <- struct{}{}
-		wait.Go(func() {
-			defer func() { <-turns }()
-			took, err := probe(ctx, key, h.Host, h.Addr)
-			out[i] = agentwire.ReachedHost{Host: h.Host, Took: took}
-			if err != nil {
-				out[i].Err = err.Error()
+	defer wait.Wait()
+	wait.Go(func() {
+		turns := make(chan struct{}, maxProbes)
+		for _, h := range hosts {
+			turns <- struct{}{}
+			wait.Go(func() {
+				defer func() { <-turns }()
+				took, err := probe(ctx, key, h.Host, h.Addr)
+				r := agentwire.ReachedHost{Host: h.Host, Addr: h.Addr, Took: took}
+				if err != nil {
+					r.Err = err.Error()
+				}
+				results <- r
+			})
+		}
+	})
+	tick := time.NewTicker(tellReached)
+	defer tick.Stop()
+	var news []agentwire.ReachedHost
+	for told := 0; told < len(hosts); {
+		select {
+		case r := <-results:
+			news = append(news, r)
+			if told+len(news) < len(hosts) {
+				continue
 			}
-		})
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if len(news) > 0 {
+			tell(news)
+			told += len(news)
+			news = nil
+		}
 	}
-	wait.Wait()
-	return out
 }

@@ -57,10 +57,12 @@ type remoteHost struct {
 	session   *push.Started
 	mux       *agentwire.Mux
 	prepared  *agentwire.Prepared
-	staged    int64       // bytes of files that were sent to it
-	opened    time.Time   // its agent spoke
-	ready     time.Time   // it had prepared
-	met       func() bool // all hosts have met: gossip knows of each
+	staged    int64                            // bytes of files that were sent to it
+	opened    time.Time                        // its agent spoke
+	ready     time.Time                        // it had prepared
+	met       func() bool                      // all hosts have met: gossip knows of each
+	answer    atomic.Pointer[func(addrAnswer)] // takes what it says of addresses; nil: nobody asks
+	reading   sync.Once
 	doubt     func(host int)
 	unreached func(by, host int)
 	log       func(line string) // for --verbose
@@ -96,16 +98,21 @@ func (h *remoteHost) meet(m meeting) error {
 }
 
 func (h *remoteHost) start() {
+	h.mu.Lock()
 	h.running = map[int]bool{}
 	for _, r := range h.ranks {
 		h.running[r] = true
 	}
 	h.began = time.Now()
-	h.mux.Send(&agentwire.Message{Start: &agentwire.Start{Seeds: h.where.seeds, MasterAddr: h.where.addr, MasterPort: h.where.port}})
-	h.threads.Go(h.read)
+	h.mu.Unlock()
+	h.mux.Send(&agentwire.Message{Start: &agentwire.Start{Seeds: h.where.seeds, MasterAddr: h.where.addr, MasterPort: h.where.port, Interface: h.where.iface}})
+	h.listen()
 	h.threads.Go(h.watch)
 	h.threads.Go(h.carry)
 }
+
+// listen begins to read what the agent says.
+func (h *remoteHost) listen() { h.reading.Do(func() { h.threads.Go(h.read) }) }
 
 // read takes what the agent reports.
 func (h *remoteHost) read() {
@@ -137,8 +144,14 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 	}
 	switch {
 	case m.Ping != nil:
+	case m.Listening != nil, m.Reached != nil, m.Moved != nil, m.Failed != nil:
+		if answer := h.answer.Load(); answer != nil {
+			(*answer)(addrAnswer{host: h.index, m: m})
+		}
 	case m.Log != nil:
 		h.log(fmt.Sprintf("host %s: %s", h.name, m.Log.Text))
+	case h.began.IsZero() && m.KeeperDied == nil && m.AgentFailed == nil:
+		return errors.New("its agent speaks of ranks before any is started")
 	case m.Started != nil:
 		if h.forked || len(m.Started.Ranks) != len(h.ranks) {
 			return fmt.Errorf("its agent reports the start of %d ranks, of %d", len(m.Started.Ranks), len(h.ranks))
@@ -253,8 +266,7 @@ func failure(f *agentwire.Failed) error {
 func (h *remoteHost) watch() {
 	tick := time.NewTicker(beat)
 	defer tick.Stop()
-	last := time.Now()
-	heard := last // no earlier than the last pause of our own
+	pulse := newHeartbeat(h.mux)
 	var doubts time.Time
 	for {
 		select {
@@ -263,17 +275,10 @@ func (h *remoteHost) watch() {
 		case <-tick.C:
 		}
 		now := time.Now()
-		if now.Sub(last) > paused {
-			heard, doubts = now, time.Time{}
+		silent, stopped := pulse.beat(now, h.paused.Load())
+		if stopped {
+			doubts = time.Time{}
 		}
-		last = now
-		if h.mux.Idle() && !h.paused.Load() {
-			h.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
-		}
-		if at := h.mux.Heard(); at.After(heard) {
-			heard = at
-		}
-		silent := now.Sub(heard)
 		doubted := now.Sub(time.Unix(0, h.doubted.Load())) < doubtLasts
 		if !doubted {
 			doubts = time.Time{}
@@ -335,6 +340,9 @@ func (h *remoteHost) lost(err error) {
 	h.mu.Lock()
 	if !h.ending {
 		h.events <- agentEvent{kind: hostLost, host: h.index, err: err}
+		if answer := h.answer.Load(); answer != nil {
+			(*answer)(addrAnswer{host: h.index, err: err})
+		}
 	}
 	h.ending = true
 	select {
@@ -497,10 +505,16 @@ type notStarted struct{ hosts []error }
 
 func (e *notStarted) Error() string {
 	var lines []string
+	told := ""
 	for _, err := range e.hosts {
 		text := err.Error()
-		if advice := way.Advice(err); advice != "" {
+		advice := way.Advice(err)
+		if a, ok := errors.AsType[*advisedError](err); ok {
+			advice = a.advice
+		}
+		if advice != "" && advice != told { // many hosts may have the same
 			text += "\n    " + advice
+			told = advice
 		}
 		lines = append(lines, text)
 	}

@@ -121,6 +121,7 @@ type agentServer struct {
 	messages chan *agentwire.Message // closed at the end of the session
 
 	job      *agentwire.Prepare
+	reach    *reacher  // until the ranks start
 	programs []Program // as job.Programs, found on this host
 	dir      string
 	ownDir   bool
@@ -261,7 +262,12 @@ func (s *agentServer) prepare() error {
 			s.mux.Send(&agentwire.Message{Doubt: &agentwire.Doubt{Host: host, Unreached: true}})
 		},
 	}
-	bind := agentAddr(j.Bind)
+	addrs := hostAddrs(j.Bind, j.Reached)
+	at := addrs[0]
+	bind, err := netip.ParseAddr(at.IP)
+	if err != nil {
+		return err
+	}
 	port, err := freePort(bind, j.PortFrom, j.PortTo)
 	if err != nil {
 		return err
@@ -270,7 +276,8 @@ func (s *agentServer) prepare() error {
 	if err != nil {
 		return err
 	}
-	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Ports: [2]int{j.PortFrom, j.PortTo}, Confirm: s.confirm, Lazy: nodeLazy}
+	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Ports: [2]int{j.PortFrom, j.PortTo}, Confirm: s.confirm, Lazy: nodeLazy,
+		Probe: func(nonce []byte) []byte { return proof(j.Key, j.Node, nonce) }}
 	for i, r := range j.Ranks {
 		if r.Program < 0 || r.Program >= len(s.programs) {
 			return fmt.Errorf("rank %d runs program %d of %d", r.Rank, r.Program, len(s.programs))
@@ -300,8 +307,13 @@ func (s *agentServer) prepare() error {
 	if s.host, err = newLocalHost(ctx, cfg); err != nil {
 		return err
 	}
-	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Addr: s.host.node.Addr(), MasterAddr: bind.String(), MasterPort: s.host.masterPort,
-		Dir: []byte(s.dir), OwnDir: s.ownDir, Place: s.place}})
+	where := s.host.where()
+	if a, err := netip.ParseAddrPort(where.Addr); err == nil {
+		at.Port = int(a.Port())
+	}
+	s.reach = &reacher{key: j.Key, host: j.Node, addrs: func() []agentwire.Address { return addrs }, at: at, from: j.PortFrom, to: j.PortTo, say: s.mux.Send}
+	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Node: where, At: at, Dir: []byte(s.dir), OwnDir: s.ownDir,
+		Notes: s.notes(), Place: s.place}})
 	return nil
 }
 
@@ -365,20 +377,16 @@ func (s *agentServer) environ(rank int, job, control string, m meeting) []string
 	if vars := s.placeEnv[i]; len(vars) > 0 {
 		own = append(vars[:len(vars):len(vars)], without(own, setNames(vars, nil))...)
 	}
-	return remoteEnviron(os.Environ(), s.job.Forward.Unpack(), own, append(at, "PWD="+s.dirOf(&s.job.Ranks[i])))
+	env := remoteEnviron(os.Environ(), s.job.Forward.Unpack(), own, append(at, "PWD="+s.dirOf(&s.job.Ranks[i])))
+	return onInterface(env, m.iface)
 }
 
-// agentAddr is where this host's node listens: as gorun says, else where sshd was reached, else this host's way to the world.
-func agentAddr(bind string) netip.Addr {
-	if a, err := netip.ParseAddr(bind); err == nil {
-		return a
+// notes are what a person is to know of this host's part.
+func (s *agentServer) notes() []string {
+	if len(s.job.Ranks) == 0 {
+		return nil
 	}
-	if f := strings.Fields(os.Getenv("SSH_CONNECTION")); len(f) == 4 {
-		if a, err := netip.ParseAddr(f[2]); err == nil && !a.Unmap().IsLoopback() {
-			return a.Unmap()
-		}
-	}
-	return outwardAddr()
+	return interfaceNotes(remoteEnviron(os.Environ(), s.job.Forward.Unpack(), s.job.Ranks[0].Env.Unpack(), nil))
 }
 
 // run is the life of the host's part from the preparation on.
@@ -387,8 +395,7 @@ func (s *agentServer) run() error {
 	defer tick.Stop()
 	adopt := time.NewTicker(adoptEvery)
 	defer adopt.Stop()
-	last := time.Now()
-	heard := last
+	pulse := newHeartbeat(s.mux)
 	for {
 		select {
 		case e := <-s.events:
@@ -416,20 +423,10 @@ func (s *agentServer) run() error {
 			}
 		case <-tick.C:
 			now := time.Now()
-			if now.Sub(last) > paused {
-				heard = now
-			}
-			last = now
-			if s.mux.Idle() {
-				s.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
-			}
-			if at := s.mux.Heard(); at.After(heard) {
-				heard = at
-			}
+			silent, _ := pulse.beat(now, false)
 			if s.inPause() {
-				heard = now
+				pulse.heard, silent = now, 0
 			}
-			silent := now.Sub(heard)
 			if silent > silentAgent || silent > silentAgreed && s.doubting(now) {
 				s.cutOff.Store(true) // the node may tell the ranks
 				s.endOrphans(orphanGrace)
@@ -464,6 +461,17 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 		s.lost[m.Lose.Host] = true
 		s.mu.Unlock()
 		s.host.lose(m.Lose.Host, m.Lose.Name, m.Lose.Cause)
+	case !started && s.reach.handle(m):
+	case m.Move != nil && !started:
+		s.reach.close()
+		ctx, cancel := context.WithTimeout(context.Background(), prepareWait)
+		defer cancel()
+		where, err := s.host.move(ctx, m.Move)
+		if err != nil {
+			s.mux.Send(&agentwire.Message{Failed: &agentwire.Failed{Text: err.Error()}})
+			return false, nil
+		}
+		s.mux.Send(&agentwire.Message{Moved: &agentwire.Moved{Node: where}})
 	case m.Query != nil:
 		s.mux.Send(&agentwire.Message{State: s.state()})
 	case !started:
@@ -512,8 +520,9 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 }
 
 func (s *agentServer) start(m *agentwire.Start) error {
+	s.reach.close()
 	s.began = time.Now()
-	if err := s.host.meet(meeting{addr: m.MasterAddr, port: m.MasterPort, seeds: m.Seeds}); err != nil {
+	if err := s.host.meet(meeting{addr: m.MasterAddr, port: m.MasterPort, seeds: m.Seeds, iface: m.Interface}); err != nil {
 		return err
 	}
 	for rank, p := range s.stdin {
@@ -656,6 +665,9 @@ func (s *agentServer) endOrphans(words time.Duration) {
 
 // giveBack leaves the host as it was.
 func (s *agentServer) giveBack() {
+	if s.reach != nil {
+		s.reach.close()
+	}
 	s.unstage()
 	if s.files.keeper != nil {
 		s.files.keeper.Stop()

@@ -115,19 +115,26 @@ func rubbish(kind string) {
 		for {
 			time.Sleep(time.Hour)
 		}
-	case "prepared, then noise", "prepared, then silence", "prepared, then the end of a rank that is not there", "prepared elsewhere":
+	case "prepared, then noise", "prepared, then silence", "prepared, then the end of a rank that is not there", "prepared elsewhere",
+		"prepared, and reaches nobody", "prepared, and reaches strangers", "prepared, and listens elsewhere":
 		m, err := agentwire.Accept(&stdioConn{os.Stdin, os.Stdout})
 		if err != nil {
 			return
 		}
-		if _, err := m.Receive(); err != nil {
+		first, err := m.Receive()
+		if err != nil || first.Prepare == nil {
 			return
 		}
-		addr := "127.0.0.1:1"
-		if kind == "prepared elsewhere" {
+		at := agentwire.Address{IP: "127.0.0.1"}
+		answerAt(first.Prepare.Key, first.Prepare.Node, &at, 0, 0)
+		addr := hostPort(at)
+		switch kind {
+		case "prepared elsewhere":
 			addr = "rubbish"
+		case "prepared, and listens elsewhere":
+			at.Port = 1
 		}
-		m.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Addr: addr, MasterAddr: "127.0.0.1", MasterPort: 1}})
+		m.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Node: agentwire.Node{Addr: addr, MasterPort: 1}, At: at}})
 		for {
 			msg, err := m.Receive()
 			if err != nil {
@@ -135,6 +142,20 @@ func rubbish(kind string) {
 			}
 			if msg.Start != nil {
 				break
+			}
+			r := &agentwire.Reached{}
+			switch {
+			case msg.Listen != nil:
+				m.Send(&agentwire.Message{Listening: &agentwire.Listening{Addrs: []agentwire.Address{{IP: "rubbish", Port: 1 << 40}}}})
+			case msg.Reach != nil && kind == "prepared, and reaches strangers":
+				r.Hosts = []agentwire.ReachedHost{{Host: -1, Addr: "127.0.0.1:1"}}
+			case msg.Reach != nil && kind != "prepared, and reaches nobody":
+				for _, h := range msg.Reach.Hosts {
+					r.Hosts = append(r.Hosts, agentwire.ReachedHost{Host: h.Host, Addr: h.Addr})
+				}
+			}
+			if len(r.Hosts) > 0 {
+				m.Send(&agentwire.Message{Reached: r})
 			}
 		}
 		switch kind {
@@ -174,6 +195,7 @@ func TestRubbishAgents(t *testing.T) {
 		{"a huge frame", 122, "20s", false}, {"a huge message", 122, "20s", false}, {"a message without end", 122, "20s", false}, {"no message", 122, "20s", false},
 		{"two agents' messages", 122, "20s", false}, {"prepared, then noise", 123, "20s", false},
 		{"prepared, then the end of a rank that is not there", 123, "20s", false}, {"prepared, then silence", 123, "20s", true}, {"prepared elsewhere", 0, "20s", true},
+		{"prepared, and reaches nobody", 122, "20s", true}, {"prepared, and reaches strangers", 122, "20s", false}, {"prepared, and listens elsewhere", 122, "20s", false},
 	} {
 		t.Run(c.kind, func(t *testing.T) {
 			if c.slow && testing.Short() {

@@ -91,6 +91,7 @@ type runner struct {
 	nMet     int         // hosts that have met all others
 	met      atomic.Bool // that is all of them
 	retries  retries
+	nodes    []nodePlace // where the nodes of the hosts are, where there are several
 
 	places []*HostPlace // what hosts give their ranks; nil: not known
 
@@ -131,32 +132,12 @@ func (r *runner) internal(err error) {
 
 // build builds a program of a plan that names a Go package. A signal ends it.
 func (r *runner) build(ctx context.Context, p *Program) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	start := time.Now()
-	done := make(chan error, 1)
-	go func() { done <- p.Build(ctx, r.o.Stderr) }()
-	for {
-		select {
-		case err := <-done:
-			if err == nil {
-				r.verbose("built %s in %v", p.GoDir, time.Since(start).Round(time.Millisecond))
-			} else if ctx.Err() != nil {
-				r.interrupt = syscall.SIGTERM
-				err = errInterrupted
-			}
-			return err
-		case <-r.suspends:
-			r.suspend()
-		case s := <-r.o.Signals:
-			if endsJob(s) {
-				cancel()
-				<-done
-				r.interrupt = s.(syscall.Signal)
-				return errInterrupted
-			}
-		}
+	err := r.interruptible(ctx, func(ctx context.Context) error { return p.Build(ctx, r.o.Stderr) })
+	if err == nil {
+		r.verbose("built %s in %v", p.GoDir, time.Since(start).Round(time.Millisecond))
 	}
+	return err
 }
 
 var errInterrupted = errors.New("interrupted before the ranks were started")
@@ -252,6 +233,9 @@ func (r *runner) prepare(ctx context.Context) error {
 	}
 	r.sayPlaces()
 	for i, h := range r.hosts {
+		if len(r.nodes) > 1 {
+			m.iface = r.nodes[i].at.Interface
+		}
 		if err := h.meet(m); err != nil {
 			return err
 		}
@@ -281,11 +265,12 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 	}
 	h, err := newLocalHost(ctx, hostConfig{
 		index: index, job: r.acct.Job, start: r.o.start,
-		nodes: node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Ports: [2]int{p.Remote.PortFrom, p.Remote.PortTo}, Confirm: r.confirm, Lazy: nodeLazy},
+		nodes: node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Ports: [2]int{p.Remote.PortFrom, p.Remote.PortTo}, Confirm: r.confirm, Lazy: nodeLazy,
+			Probe: func(nonce []byte) []byte { return proof(key, index, nonce) }},
 		// The first rank is on host 0, as hosts are numbered by their first ranks.
 		masterPort: index == p.Ranks[0].Host, ranks: ranks,
 		environ: func(rank int, job, control string, m meeting) []string {
-			return p.environ(&p.Ranks[rank], p.atLaunch(job, control, m.addr, m.port))
+			return onInterface(p.environ(&p.Ranks[rank], p.atLaunch(job, control, m.addr, m.port)), m.iface)
 		},
 		events: r.events, output: r.output, merge: p.Merge, ownProcess: r.o.OwnProcess, ways: len(p.Hosts) > 1,
 		unreached: func(host int) { r.unreached(index, host) },

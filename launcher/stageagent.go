@@ -51,8 +51,7 @@ func (s *agentServer) stage() error {
 		s.mux.Close() // ends waits for what gorun sends
 	}
 	messages := s.messages
-	last := time.Now()
-	heard := last
+	pulse := newHeartbeat(s.mux)
 	for {
 		select {
 		case err := <-done:
@@ -69,19 +68,8 @@ func (s *agentServer) stage() error {
 				stop(errors.New("terminated"))
 			}
 		case <-tick.C:
-			now := time.Now()
-			if now.Sub(last) > paused {
-				heard = now
-			}
-			last = now
-			if at := s.mux.Heard(); at.After(heard) {
-				heard = at
-			}
-			if now.Sub(heard) > silentAgent {
-				stop(fmt.Errorf("gorun has been silent for %v", now.Sub(heard).Round(time.Second)))
-			}
-			if s.mux.Idle() {
-				s.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
+			if silent, _ := pulse.beat(time.Now(), false); silent > silentAgent {
+				stop(fmt.Errorf("gorun has been silent for %v", silent.Round(time.Second)))
 			}
 		}
 	}

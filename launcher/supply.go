@@ -63,34 +63,23 @@ func (l *limit) end() error {
 	return l.why
 }
 
-// tend keeps the heartbeat of a host that is being prepared. The function that it returns ends that, and may be called again.
-func (h *remoteHost) tend(l *limit) (end func()) {
+// tend keeps the heartbeat of a host that is being prepared, and calls lost if it is silent. The function that it returns ends that, and may be
+// called again.
+func (h *remoteHost) tend(lost func(error)) (end func()) {
 	quit := make(chan struct{})
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		tick := time.NewTicker(beat)
 		defer tick.Stop()
-		last := time.Now()
-		heard := last
+		pulse := newHeartbeat(h.mux)
 		for {
 			select {
 			case <-quit:
 				return
 			case <-tick.C:
 			}
-			now := time.Now()
-			if now.Sub(last) > paused {
-				heard = now
-			}
-			last = now
-			if h.mux.Idle() {
-				h.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
-			}
-			if at := h.mux.Heard(); at.After(heard) {
-				heard = at
-			}
-			if silent := now.Sub(heard); silent > silentAgreed {
-				l.pass(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
+			if silent, _ := pulse.beat(time.Now(), false); silent > silentAgreed {
+				lost(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
 				return
 			}
 		}

@@ -109,9 +109,14 @@ func newHostLinks(h *host) (*hostLinks, error) {
 	}
 	cfg := net.ListenConfig{KeepAliveConfig: linkKeepAlive}
 	var err error
+	on := c.job.HostAddr()
 	for port, last := c.job.DataPorts(); ; port++ {
-		if l.listener, err = cfg.Listen(context.Background(), "tcp", net.JoinHostPort(c.job.HostAddr(), strconv.Itoa(port))); err == nil {
+		if l.listener, err = cfg.Listen(context.Background(), "tcp", net.JoinHostPort(on, strconv.Itoa(port))); err == nil {
 			return l, nil
+		}
+		if errors.Is(err, unix.EADDRNOTAVAIL) && on != "" { // no interface holds it: address translation leads to this host
+			on, port = "", port-1
+			continue
 		}
 		if port >= last || !errors.Is(err, unix.EADDRINUSE) {
 			return nil, fmt.Errorf("listen for the members on other hosts: %w", err)
@@ -126,7 +131,8 @@ func (l *hostLinks) address() string {
 	if l.listener == nil {
 		return "" // not this host's first member
 	}
-	return l.listener.Addr().String()
+	addr := l.listener.Addr().(*net.TCPAddr)
+	return net.JoinHostPort(l.h.c.job.HostAddr(), strconv.Itoa(addr.Port))
 }
 
 // listen begins to take connections. The segment is there.

@@ -11,8 +11,9 @@ type Var struct {
 type SetBy uint8
 
 const (
-	ByGorun SetBy = iota // gorun sets it for each rank
-	ByUser               // a setting of the user
+	ByGorun   SetBy = iota // gorun sets it for each rank
+	ByUser                 // a setting of the user
+	ByDefault              // gorun sets it for each rank of a job on several hosts, where neither the user nor the host has
 )
 
 // Vars is every variable that gorun gives to a rank and every setting that a rank reads from its
@@ -48,6 +49,10 @@ var Vars = []Var{
 	{"JAX_NUM_PROCESSES", ByGorun, "JAX: as GORUN_SIZE"},
 	{"JAX_PROCESS_ID", ByGorun, "JAX: as GORUN_RANK"},
 	{"JAX_COORDINATOR_ADDRESS", ByGorun, "JAX: MASTER_ADDR:MASTER_PORT"},
+
+	{"NCCL_SOCKET_IFNAME", ByDefault, "NCCL, RCCL: \"=\" and the interface that holds the address at which the other hosts reach this one"},
+	{"MCCL_SOCKET_IFNAME", ByDefault, "MCCL: as NCCL_SOCKET_IFNAME"},
+	{"GLOO_SOCKET_IFNAME", ByDefault, "PyTorch's Gloo: the same interface"},
 
 	{"GORUN_DEVICE", ByUser, "device of the rank: host, an index or a UUID; gorun sets it where it places ranks on devices"},
 	{"GORUN_WINDOWS", ByUser, "off: captures make no windows unasked (graphs.NoWindows); default auto"},

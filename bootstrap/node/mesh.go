@@ -97,10 +97,13 @@ func newMesh(n *Node, set settings) (*mesh, error) {
 	if b := n.cfg.Bind; b.IsValid() {
 		c.BindAddr, c.BindPort, c.AdvertisePort = b.Addr().String(), int(b.Port()), int(b.Port())
 	}
+	if a := n.cfg.Advertise; a.IsValid() {
+		c.AdvertiseAddr = a.String()
+	}
 	c.Logger = log.New(logWriter{n.cfg.Logf}, "", 0)
 	if c.Transport == nil {
 		var err error
-		if c.Transport, err = listen(c); err != nil {
+		if c.Transport, err = listen(c, n.cfg.Probe); err != nil {
 			return nil, err
 		}
 	}

@@ -35,15 +35,20 @@ import (
 // Config describes a node.
 type Config struct {
 	Job    string
-	Node   int                              // this host's index
-	NodeOf []int                            // host index of each rank of the job; len is the job's size
-	Host   string                           // this host's name, for errors
-	Key    []byte                           // gossip key, 32 bytes, random per job; needed where the job has several hosts
-	Bind   netip.AddrPort                   // where memberlist listens; zero: loopback, any port
-	Ports  [2]int                           // those on which ranks listen for other hosts, both inclusive; zero: any
-	Seeds  []string                         // addresses of other members to join; of few hosts the first is asked first: best host 0
-	Lazy   time.Duration                    // join them when a rank of this host joins or another host does so, and after this time at the latest
-	Logf   func(format string, args ...any) // nil: discard
+	Node   int            // this host's index
+	NodeOf []int          // host index of each rank of the job; len is the job's size
+	Host   string         // this host's name, for errors
+	Key    []byte         // gossip key, 32 bytes, random per job; needed where the job has several hosts
+	Bind   netip.AddrPort // where memberlist listens; zero: loopback, any port
+	// Advertise is where the other hosts reach Bind, if that is another address: behind address translation, on the same port.
+	Advertise netip.Addr
+	// Probe answers the probes of other hosts (ProbeMark); nil: they get no answer.
+	Probe func(nonce []byte) []byte
+
+	Ports [2]int                           // those on which ranks listen for other hosts, both inclusive; zero: any
+	Seeds []string                         // addresses of other members to join; of few hosts the first is asked first: best host 0
+	Lazy  time.Duration                    // join them when a rank of this host joins or another host does so, and after this time at the latest
+	Logf  func(format string, args ...any) // nil: discard
 
 	// Confirm is asked, again and again while gossip holds a host for dead, whether it is given up: the launcher has its own
 	// heartbeat. nil: gossip alone decides.

@@ -122,6 +122,18 @@ func environmentHelp() string {
 	}
 	b.WriteString("Variables that gorun sets for each rank:\n\n")
 	write(rankenv.ByGorun)
+	b.WriteString(`
+Variables that gorun sets for the ranks of a job on several hosts, unless the user or the
+host has (NCCL's files count), and the interface is known:
+
+`)
+	write(rankenv.ByDefault)
+	b.WriteString(`
+Before the ranks start the hosts reach each other, by TCP and UDP, at the addresses by
+which ssh reached them, and where that does not do at all of their addresses. -v says
+which one each host has got and why. An address behind translation has no interface.
+NCCL uses one interface then; to use several, name them in NCCL_SOCKET_IFNAME.
+`)
 	b.WriteString("\nVariables that a user sets and ranks read:\n\n")
 	write(rankenv.ByUser)
 	b.WriteString("\nVariables that a user sets and gorun reads:\n\n")
@@ -181,7 +193,7 @@ More ranks than slots are an error, unless --oversubscribe is given or this host
 the only one; max_slots holds even then. Without -np every slot gets a rank.
 
 Ranks on other hosts have the environment of a login there and NCCL_*, MCCL_*,
-GORUN_*_LIB, -x NAME, -x NAME=VALUE and [env] of here; not PATH, LD_LIBRARY_PATH or HOME.
+GLOO_SOCKET_IFNAME, GORUN_*_LIB, -x NAME, -x NAME=VALUE and [env] of here; not PATH, LD_LIBRARY_PATH or HOME.
 
 A program that is given by its path, or as a Go package, is sent to each host that lacks
 the same file at that path; a name is looked up in the host's PATH. --stage FILE sends a

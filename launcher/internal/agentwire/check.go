@@ -10,6 +10,7 @@ type Check struct {
 	Key      []byte // by which hosts prove to each other who they are
 	Host     int    // its index
 	Bind     string // as in Prepare
+	Reached  string // as in Prepare
 	PortFrom int
 	PortTo   int
 	Device   string
@@ -27,8 +28,7 @@ type CheckProgram struct {
 // Checked is the answer.
 type Checked struct {
 	Machine  string          // as in Prepared
-	Addr     string          // where it answers probes; "": BindErr says why it does not
-	BindErr  string          `json:",omitempty"`
+	At       Address         // where it answers probes, as in Prepared; Err says why it does not
 	Facts    json.RawMessage // hostfacts.Facts
 	Programs []Verdict       // as Check.Programs
 }
@@ -43,22 +43,3 @@ type Verdict struct {
 
 // Clock is a wall clock's time.
 type Clock struct{ Now time.Time }
-
-// Reach asks an agent to reach other hosts, where they answer probes.
-type Reach struct{ Hosts []Peer }
-
-// Peer is a host to be reached.
-type Peer struct {
-	Host int
-	Addr string
-}
-
-// Reached is how that went: as many as were asked for, in the same order.
-type Reached struct{ Hosts []ReachedHost }
-
-// ReachedHost is one of Reached.
-type ReachedHost struct {
-	Host int
-	Err  string        `json:",omitempty"` // why it was not reached
-	Took time.Duration // for the first answer
-}

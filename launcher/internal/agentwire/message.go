@@ -34,7 +34,9 @@ type Message struct {
 	Pause     *Empty   `json:",omitempty"` // gorun is stopped (SIGTSTP) until it says more: its silence is no loss
 	Bye       *Empty   `json:",omitempty"` // all has arrived; the agent may end
 	Check     *Check   `json:",omitempty"` // instead of Prepare: look at the host
-	Reach     *Reach   `json:",omitempty"` // after Checked
+	Listen    *Empty   `json:",omitempty"` // after Prepared or Checked: answer probes at all of the host's addresses
+	Reach     *Reach   `json:",omitempty"` // after Prepared or Checked
+	Move      *Move    `json:",omitempty"` // after Prepared: the node is to be at another address
 	StdinAsk  *StdinAt `json:",omitempty"` // has the rank read so many bytes of its stdin, and waits for more? Replaces the question before
 
 	// From the agent.
@@ -53,7 +55,9 @@ type Message struct {
 	StdinWanted *StdinAt    `json:",omitempty"` // the answer to StdinAsk, when it is so
 	Log         *Text       `json:",omitempty"` // a line for --verbose
 	Checked     *Checked    `json:",omitempty"`
-	Reached     *Reached    `json:",omitempty"`
+	Listening   *Listening  `json:",omitempty"`
+	Reached     *Reached    `json:",omitempty"` // as often as there is news
+	Moved       *Moved      `json:",omitempty"`
 
 	// From both.
 	Ping  *Empty `json:",omitempty"`
@@ -95,6 +99,7 @@ type Prepare struct {
 	Placement  []Span // host of each rank
 	Host       string // the host's name, as the user wrote it
 	Bind       string // address for the host's node; "": the agent's choice
+	Reached    string // address at which gorun has reached the host; "": it does not know
 	PortFrom   int    // ports for the host's node, both inclusive; 0: any
 	PortTo     int
 	MasterPort bool      // reserve a port for the job's meeting point
@@ -172,19 +177,25 @@ func Expand(spans []Span, most int) ([]int, error) {
 
 // Prepared says that the host can start its ranks.
 type Prepared struct {
-	Machine    string // tells machines apart, and containers on one; "": not known
-	Addr       string // of the host's node
-	MasterAddr string // the host's address, for the job's meeting point
-	MasterPort int    // 0: none was asked for
-	Dir        []byte // the ranks' directory
-	OwnDir     bool   // it is the job's own, since Dir of Prepare is missing there
-	Place      Place
+	Machine string   // tells machines apart, and containers on one; "": not known
+	Node             // where it is
+	At      Address  // the same, with what is known of that address
+	Notes   []string `json:",omitempty"` // for people
+	Dir     []byte   // the ranks' directory
+	OwnDir  bool     // it is the job's own, since Dir of Prepare is missing there
+	Place   Place
 }
 
 // Place is what the host gives its ranks.
 type Place struct {
 	Host  placement.HostPlace
 	Ranks []placement.RankPlace // in the order of Prepare's
+}
+
+// Node is where a host's node is.
+type Node struct {
+	Addr       string // with the port
+	MasterPort int    // of the job's meeting point; 0: none was asked for
 }
 
 // Failed says why the host cannot take part.
@@ -198,6 +209,7 @@ type Start struct {
 	Seeds      []string // nodes of other hosts
 	MasterAddr string
 	MasterPort int
+	Interface  string // the one that holds the address at which the others reach this host; "": not known
 }
 
 // Signal sends a signal to the ranks.
@@ -290,7 +302,7 @@ func Decode(b []byte) (*Message, error) {
 	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Pause != nil, m.Bye != nil,
 		m.Prepared != nil, m.Failed != nil, m.Want != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
 		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinAsk != nil, m.StdinWanted != nil, m.Log != nil, m.Ping != nil,
-		m.Check != nil, m.Reach != nil, m.Checked != nil, m.Reached != nil, m.Clock != nil} {
+		m.Check != nil, m.Listen != nil, m.Listening != nil, m.Move != nil, m.Moved != nil, m.Reach != nil, m.Checked != nil, m.Reached != nil, m.Clock != nil} {
 		if set {
 			n++
 		}

@@ -1,0 +1,44 @@
+package launcher
+
+import (
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+)
+
+// stops sees that this process was stopped: what it did not hear meanwhile says nothing.
+type stops struct{ last time.Time }
+
+// passed is called every beat. It reports whether one is far from the one before.
+func (s *stops) passed(now time.Time) bool {
+	stopped := !s.last.IsZero() && now.Sub(s.last) > paused
+	s.last = now
+	return stopped
+}
+
+// heartbeat is one side of a session's.
+type heartbeat struct {
+	stops
+	mux   *agentwire.Mux
+	heard time.Time // when the other side was heard, no earlier than the end of our own last stop
+}
+
+func newHeartbeat(mux *agentwire.Mux) *heartbeat {
+	now := time.Now()
+	return &heartbeat{stops{now}, mux, now}
+}
+
+// beat is called every beat: it says something, unless quiet, and returns for how long the other side has been silent, and whether this process
+// was stopped since the last beat.
+func (h *heartbeat) beat(now time.Time, quiet bool) (silent time.Duration, stopped bool) {
+	if stopped = h.passed(now); stopped {
+		h.heard = now
+	}
+	if !quiet && h.mux.Idle() {
+		h.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
+	}
+	if at := h.mux.Heard(); at.After(h.heard) {
+		h.heard = at
+	}
+	return now.Sub(h.heard), stopped
+}
