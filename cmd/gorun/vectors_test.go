@@ -103,7 +103,7 @@ func TestRemoteEnvironment(t *testing.T) {
 	if err := os.WriteFile(way, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	j := newJob(t, "--rsh", way, "-H", "a:1,me@b:2", "--tag-output", "-x", "ODD_SET=1", "-x", "ODD_KEPT", "-x", "ODD_BOTH=here", "sh", "-c",
+	j := newJob(t, "--rsh", way, "-H", "a:1,me@b:2", "--tag-output", "-x", "ODD_SET=1", "-x", "ODD_KEPT", "-x", "ODD_BOTH=here", "-x", "NCCL_SOCKET_IFNAME=^none", "sh", "-c",
 		`env | grep -E '^(ODD|NCCL|GORUN_(NCCL_LIB|TIMEOUT|DEVICE|NODE=|LOCAL)|RANK|LOCAL_|GROUP_|CROSS_|LD_LIBRARY_PATH|RANKDIR)'; exit 0`)
 	j.cmd.Env = append(j.cmd.Env, "ODD_KEPT=2", "ODD_OTHER=3", "NCCL_DEBUG=WARN", "GORUN_NCCL_LIB=/lib.so", "GORUN_TIMEOUT=1m", "LD_LIBRARY_PATH=/x", "OMPI_COMM_WORLD_RANK=1")
 	if got := j.run(); got != 0 {
@@ -115,7 +115,7 @@ func TestRemoteEnvironment(t *testing.T) {
 	for rank, place := range []string{"GORUN_NODE=0 GORUN_LOCAL_RANK=0 GORUN_LOCAL_SIZE=1 LOCAL_RANK=0 LOCAL_SIZE=1 LOCAL_WORLD_SIZE=1 GROUP_RANK=0 CROSS_RANK=0",
 		"GORUN_NODE=1 GORUN_LOCAL_RANK=0 GORUN_LOCAL_SIZE=2 LOCAL_RANK=0 LOCAL_SIZE=2 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 CROSS_RANK=1",
 		"GORUN_NODE=1 GORUN_LOCAL_RANK=1 GORUN_LOCAL_SIZE=2 LOCAL_RANK=1 LOCAL_SIZE=2 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 CROSS_RANK=1"} {
-		all := "ODD_SET=1 ODD_KEPT=2 ODD_BOTH=here ODD_LOGIN=there NCCL_DEBUG=WARN GORUN_NCCL_LIB=/lib.so GROUP_WORLD_SIZE=2 CROSS_SIZE=2 RANK=" + strconv.Itoa(rank)
+		all := "ODD_SET=1 ODD_KEPT=2 ODD_BOTH=here ODD_LOGIN=there NCCL_DEBUG=WARN NCCL_SOCKET_IFNAME=^none GORUN_NCCL_LIB=/lib.so GROUP_WORLD_SIZE=2 CROSS_SIZE=2 RANK=" + strconv.Itoa(rank)
 		for kv := range strings.FieldsSeq(all + " " + place) {
 			want = append(want, "["+strconv.Itoa(rank)+"] "+kv)
 		}
