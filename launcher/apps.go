@@ -125,15 +125,6 @@ func (p *Plan) argv(app int, apps []App) []string {
 	return append([]string{p.Programs[p.Apps[app].Program].Name}, apps[app].Args...)
 }
 
-// devices are the device tokens of apps.
-func devices(apps []App) []string {
-	var tokens []string
-	for _, a := range apps {
-		tokens = append(tokens, a.Device)
-	}
-	return tokens
-}
-
 // program is what a rank runs.
 func (p *Plan) program(r *PlanRank) *Program { return &p.Programs[p.Apps[r.App].Program] }
 

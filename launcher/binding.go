@@ -96,17 +96,15 @@ func bindThread(cpus placement.Set) (unbind func(), err error) {
 }
 
 // planPlace is what a plan says of the ranks' places on any host.
-func (j Job) planPlace(p *Plan) error {
+func (j Job) planPlace(p *Plan, apps []App) error {
 	p.BindTo, p.GPUBind, p.Oversubscribe = j.BindTo, j.GPUBind, isOn(j.Oversubscribe)
 	switch j.GPUBind {
 	case "", GPUBindNone, GPUBindHide:
 	default:
 		return usagef("--gpu-bind %s: must be %s or %s", j.GPUBind, GPUBindNone, GPUBindHide)
 	}
-	for _, device := range append(devices(j.Apps), j.Device) {
-		if j.GPUBind == GPUBindHide && device != "" {
-			return usagef("--gpu-bind %s shows each rank a GPU of its own, and --device %s is one for all: give one of them", GPUBindHide, device)
-		}
+	if j.GPUBind == GPUBindHide && !slices.ContainsFunc(apps, func(a App) bool { return a.Device == "" }) {
+		return usagef("--gpu-bind %s shows each rank a GPU of its own, and --device %s is one for all: give one of them", GPUBindHide, apps[0].Device)
 	}
 	return nil
 }
@@ -256,16 +254,28 @@ func (r *runner) verbosePlaces(host int) {
 
 // placeText is "CPUs 0-7 (NUMA node 0, near GPU 1), GPU 1 of 0,1".
 func placeText(r *RankPlace) string {
-	not := ""
-	if !r.Bound {
-		not = "not bound: "
-	}
-	s := "CPUs " + r.CPUs + " (" + not + r.Why + ")"
-	switch {
-	case r.GPU != "" && r.GPU == r.Visible:
-		s += ", GPU " + r.GPU + " alone"
-	case r.GPU != "":
-		s += ", GPU " + r.GPU + " of " + r.Visible
+	s := "CPUs " + cpuText(r)
+	if gpu := gpuText(r); gpu != "" {
+		s += ", GPU " + gpu
 	}
 	return s
+}
+
+// cpuText is "0-7 (NUMA node 0, near GPU 1)", or why a rank is not bound.
+func cpuText(r *RankPlace) string {
+	if !r.Bound {
+		return r.CPUs + " (not bound: " + r.Why + ")"
+	}
+	return r.CPUs + " (" + r.Why + ")"
+}
+
+// gpuText is "1 of 0,1"; "" if the rank has none, or it isn't known.
+func gpuText(r *RankPlace) string {
+	switch r.GPU {
+	case "":
+		return ""
+	case r.Visible:
+		return r.GPU + " alone"
+	}
+	return r.GPU + " of " + r.Visible
 }

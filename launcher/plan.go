@@ -37,6 +37,7 @@ type Plan struct {
 	Unused []string `json:"unused,omitempty"` // names of hosts that got no rank
 	Remote Remote   `json:"remote,omitzero"`  // for the hosts that are not local
 
+	HostsFrom     string `json:"hosts_from,omitempty"` // who gave the hosts; "": nobody did
 	BindTo        Bind   `json:"bind_to,omitzero"`
 	GPUBind       string `json:"gpu_bind,omitempty"`
 	Oversubscribe bool   `json:"oversubscribe,omitempty"`
@@ -52,6 +53,7 @@ type PlanHost struct {
 	Local bool   `json:"local"`          // the host that gorun runs on: its ranks need no way
 
 	Place *HostPlace `json:"place,omitempty"` // what it gives its ranks; nil: not known before they start
+	Route *Route     `json:"route,omitempty"` // the way to it; nil: it needs none, or FindRoutes was not called
 }
 
 // Remote is what concerns only the hosts that are not local.
@@ -77,6 +79,7 @@ type PlanRank struct {
 	Argv      []string `json:"argv"`
 	Env       []string `json:"env"` // set for this rank; AtLaunch names what comes later
 
+	Why   string     `json:"why"`             // why it is on its host
 	Place *RankPlace `json:"place,omitempty"` // what its host gives it; nil: not known before it starts
 	cpus  []int      // that it is bound to; nil: it is not
 }
@@ -116,7 +119,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	if err := j.planPolicy(p); err != nil {
 		return nil, err
 	}
-	if err := j.planPlace(p); err != nil {
+	if err := j.planPlace(p, apps); err != nil {
 		return nil, err
 	}
 	if j.Dir != "" {
@@ -146,6 +149,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	if err := p.placeLocal(f.Machine); err != nil {
 		return nil, err
 	}
+	p.explain(j, f)
 	return p, nil
 }
 
@@ -573,6 +577,7 @@ func (p *Plan) Write(w io.Writer) error {
 	if len(p.Removed) > 0 {
 		fmt.Fprintf(&b, "removed    %s\n", strings.Join(p.Removed, " "))
 	}
+	p.writeSurroundings(&b)
 	p.Remote.write(&b)
 	fmt.Fprintf(&b, "at launch  %s\n", strings.Join(AtLaunch, " "))
 	for _, r := range p.Ranks {
@@ -585,6 +590,7 @@ func (p *Plan) Write(w io.Writer) error {
 			of = fmt.Sprintf("program %d, ", r.App)
 		}
 		fmt.Fprintf(&b, "\nrank %d: %shost %s, local rank %d, device %s\n", r.Rank, of, p.Hosts[r.Host].Name, r.LocalRank, device)
+		p.writeRank(&b, &r)
 		fmt.Fprintf(&b, "  argv")
 		for _, a := range r.Argv {
 			b.WriteString(" " + shellQuote(a))
@@ -621,6 +627,9 @@ func (p *Plan) writeHosts(b *strings.Builder) {
 				way = "through " + Host{User: h.User, Addr: h.Addr, Port: h.Port}.String()
 			}
 			fmt.Fprintf(b, "host       %s (%s), %s, %s\n", h.Name, way, count(h.Slots, "slot"), ranksText(ranks))
+			if h.Route != nil {
+				fmt.Fprintf(b, "route      to %s: %v\n", h.Name, h.Route)
+			}
 		}
 	}
 	if len(p.Unused) > 0 {

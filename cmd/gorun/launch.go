@@ -44,6 +44,9 @@ func launch(args []string, io stdio) int {
 		return fail(io, err)
 	}
 	if q.dryRun {
+		ctx, cancel := context.WithTimeout(context.Background(), routesWait)
+		defer cancel()
+		plan.FindRoutes(ctx)
 		if q.json {
 			e := json.NewEncoder(io.out)
 			e.SetIndent("", "  ")
@@ -72,6 +75,9 @@ func launch(args []string, io stdio) int {
 	}
 	return acct.Code
 }
+
+// routesWait bounds what --dry-run may take to ask OpenSSH's client for what only it understands.
+const routesWait = 10 * time.Second
 
 // planOf works a job out with what is found on this host.
 func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {

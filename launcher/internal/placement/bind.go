@@ -9,8 +9,8 @@ import (
 
 // Bind says what ranks are bound to. The zero value leaves it to the host: see Machine.Place.
 type Bind struct {
-	To    string // None, ToCore, ToNUMA; "": by default
-	Cores int    // with ToCore: how many for each rank; 0: an equal share
+	To    string `json:"to"`              // None, ToCore, ToNUMA; "": by default
+	Cores int    `json:"cores,omitempty"` // with ToCore: how many for each rank; 0: an equal share
 }
 
 // Values of Bind.To.
@@ -89,6 +89,7 @@ func (m *Machine) Place(a Ask) (Placement, error) {
 	p := Placement{Ranks: make([]Rank, len(a.Ranks))}
 	near := make([]int, len(a.Ranks)) // index in m.Nodes, -1: not known
 	gpus := 0                         // ranks that have one
+	own := 0                          // ranks so far that are shown their own alone
 	for i, r := range a.Ranks {
 		near[i] = -1
 		if m.GPUs.Count == 0 || r.Device == "host" {
@@ -102,6 +103,10 @@ func (m *Machine) Place(a Ask) (Placement, error) {
 			if g = v.find(r.Device); g < 0 {
 				continue // the rank will say so itself
 			}
+		}
+		if a.Hide && r.Device == "" { // ranks of another program that was given a device take none
+			g = own
+			own++
 		}
 		if g < len(v.Tokens) {
 			gpus++
@@ -233,7 +238,10 @@ func (m *Machine) bindNUMA(p *Placement, near []int) {
 func (m *Machine) whereNode(at, near int, gpu string) string {
 	s := "NUMA node " + strconv.Itoa(m.Nodes[at].ID)
 	if near == at {
-		s += ", near GPU " + gpu
+		if _, err := strconv.Atoi(gpu); err == nil {
+			gpu = "GPU " + gpu
+		}
+		s += ", near " + gpu
 	}
 	return s
 }

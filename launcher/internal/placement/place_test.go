@@ -137,7 +137,7 @@ func TestPlaceRandom(t *testing.T) {
 
 // GPUs are opaque tokens, taken by local rank (launchers.md 4, row 51).
 func TestVisibleTokens(t *testing.T) {
-	root, allowed := recorded(t, "server")
+	root, allowed := recordedHost(t, "server")
 	const uuid = "GPU-1a5e1b00-0000-4000-8000-000000000001"
 	for _, c := range []struct {
 		name, env string
@@ -204,7 +204,7 @@ func TestVisibleTokens(t *testing.T) {
 }
 
 func TestVisibleOtherMakers(t *testing.T) {
-	root, allowed := recorded(t, "amd")
+	root, allowed := recordedHost(t, "amd")
 	musa := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(musa, "dev"), 0o755); err != nil {
 		t.Fatal(err)
@@ -244,7 +244,7 @@ func TestVisibleOtherMakers(t *testing.T) {
 }
 
 func TestHideNeedsAGPUEach(t *testing.T) {
-	root, allowed := recorded(t, "server")
+	root, allowed := recordedHost(t, "server")
 	m := Read(root, allowed, Bind{})
 	a := ask(Bind{}, 9, "")
 	a.Hide = true
@@ -257,7 +257,7 @@ func TestHideNeedsAGPUEach(t *testing.T) {
 		t.Error(err)
 	}
 	// A job file that hides runs on a laptop, too.
-	root, allowed = recorded(t, "laptop")
+	root, allowed = recordedHost(t, "laptop")
 	if p, err := Read(root, allowed, Bind{}).Place(a); err != nil || p.Ranks[0].Hidden != nil {
 		t.Errorf("without a GPU: %+v, %v", p, err)
 	}
@@ -265,7 +265,7 @@ func TestHideNeedsAGPUEach(t *testing.T) {
 
 // A device that all ranks are told to use.
 func TestNamedDevice(t *testing.T) {
-	root, allowed := recorded(t, "server")
+	root, allowed := recordedHost(t, "server")
 	for _, c := range []struct{ device, env, cpus, gpu string }{
 		{"5", "", "8-15,24-31", "5"},
 		{"1", "CUDA_VISIBLE_DEVICES=6,7", "8-15,24-31", "7"},

@@ -9,39 +9,19 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/launcher/internal/placement/recorded"
 )
 
 var update = flag.Bool("update", false, "write golden files")
 
-// recorded lays out a recorded host as files below a new root: "path: text" a line, | for a line end in the text. The line "allowed: 0-3" is what the
-// scheduler said there.
-func recorded(t testing.TB, name string) (root string, allowed Set) {
+// recordedHost is a host of testdata.
+func recordedHost(t testing.TB, name string) (root string, allowed Set) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("testdata", name+".topo"))
+	root, list := recorded.Host(t, filepath.Join("testdata", name+".topo"))
+	allowed, err := ParseSet(list)
 	if err != nil {
 		t.Fatal(err)
-	}
-	root = t.TempDir()
-	for line := range strings.Lines(string(text)) {
-		// Names on the PCI bus have colons, too.
-		file, content, ok := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
-		switch {
-		case strings.HasPrefix(line, "#"):
-		case !ok:
-			t.Fatalf("%s: %q", name, line)
-		case file == "allowed":
-			if allowed, err = ParseSet(content); err != nil {
-				t.Fatal(err)
-			}
-		default:
-			file = filepath.Join(root, file)
-			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, []byte(strings.ReplaceAll(content, "|", "\n")+"\n"), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 	return root, allowed
 }
@@ -96,7 +76,7 @@ func TestRecordedHosts(t *testing.T) {
 		name := strings.TrimSuffix(filepath.Base(file), ".topo")
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			root, allowed := recorded(t, name)
+			root, allowed := recordedHost(t, name)
 			var b strings.Builder
 			for _, to := range []Bind{{}, {To: None}, {To: ToCore}, {ToCore, 1}, {ToCore, 3}, {To: ToNUMA}} {
 				m := Read(root, allowed, to)
