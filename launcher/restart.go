@@ -43,9 +43,12 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 		acct := r.carryOut(ctx)
 		plan = *r.plan
 		acct.Restarts, acct.Attempts = k, before
-		failures = append(failures, acct.End)
-		acct.used = usedRestarts(p, failures)
-		if acct.Reason != ReasonFailed && acct.Reason != ReasonHostLost || r.asked || ctx.Err() != nil || !mayRestart(p, failures) {
+		failed := acct.Reason == ReasonFailed || acct.Reason == ReasonHostLost
+		if failed {
+			failures = append(failures, acct.End)
+		}
+		acct.used = usedRestarts(p, k, failures)
+		if !failed || r.asked || ctx.Err() != nil || !mayRestart(p, failures) {
 			return acct
 		}
 		text := acct.attemptSummary() + fmt.Sprintf("gorun: restart %d\n", k+1)
@@ -99,26 +102,23 @@ func inWindow(p *Plan, failures []time.Time) int {
 	return n
 }
 
-// usedRestarts says for the end of a job how often it was restarted, "" where that is no question.
-func usedRestarts(p *Plan, failures []time.Time) string {
-	if p.Restarts.N == 0 {
+// usedRestarts says for the end of a job how often it was restarted, and why not once more after the last of its failures; "" for a job that was not.
+func usedRestarts(p *Plan, k int, failures []time.Time) string {
+	if k == 0 {
 		return ""
 	}
-	t := fmt.Sprintf("restarted %d times", len(failures)-1)
-	if len(failures) == 2 {
+	t := fmt.Sprintf("restarted %d times", k)
+	if k == 1 {
 		t = "restarted once"
 	}
-	if mayRestart(p, failures) {
+	if len(failures) <= k || mayRestart(p, failures) {
 		return t
 	}
-	t += fmt.Sprintf("; more than %d failures", p.Restarts.N)
-	if p.Restarts.N == 1 {
-		t = strings.TrimSuffix(t, "s")
-	}
+	t += fmt.Sprintf("; given up after %d failures", inWindow(p, failures))
 	if p.Restarts.Window > 0 {
 		t += fmt.Sprintf(" within %v", p.Restarts.Window)
 	}
-	return t + " end it"
+	return t
 }
 
 // series is what attempts of one job have in common.
