@@ -17,8 +17,8 @@ const signalsHelp = `What gorun does on a signal:
 
 Others stay with gorun: SIGWINCH, SIGTTIN and SIGTTOU are about a terminal, which ranks do
 not have; SIGPROF, SIGVTALRM, SIGCHLD, SIGPIPE, SIGURG and the like mean gorun's own
-process. SIGINT, SIGTERM, SIGHUP and the signals for ranks stay ignored where gorun was
-started with them ignored (nohup; SIGINT and SIGQUIT in a script's background).
+process. SIGINT and SIGHUP stay ignored, by gorun and its ranks, where gorun was started
+with them ignored (nohup; the background of a script).
 
 --timeout-signal USR1@30s sends the ranks a signal 30 s before the timeout, to save what
 they have. A rank that does not catch it ends by it, which is a failure. The timeout itself

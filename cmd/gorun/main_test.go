@@ -22,10 +22,18 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "agent" { // on other hosts it is called as its hash says
 		os.Exit(realMain(os.Args[1:]))
 	}
-	testscript.Main(m, map[string]func(){
+	testscript.Main(cleaning{m}, map[string]func(){
 		"gorun": func() { os.Exit(realMain(os.Args[1:])) },
 		"rank":  rankMain,
 	})
+}
+
+// cleaning are the tests, and then the removal of what they share.
+type cleaning struct{ m *testing.M }
+
+func (c cleaning) Run() int {
+	defer func() { os.RemoveAll(agentHome.dir) }()
+	return c.m.Run()
 }
 
 func TestScripts(t *testing.T) {

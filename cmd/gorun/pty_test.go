@@ -22,7 +22,8 @@ type terminal struct {
 	text   bytes.Buffer // what it shows
 }
 
-func onTerminal(t *testing.T, j *job) *terminal {
+// openTerminal makes a pseudo-terminal.
+func openTerminal(t *testing.T) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -35,10 +36,16 @@ func onTerminal(t *testing.T, j *job) *terminal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slave, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return master, slave
+}
+
+func onTerminal(t *testing.T, j *job) *terminal {
+	t.Helper()
+	master, slave := openTerminal(t)
 	j.cmd.Stdin, j.cmd.Stdout, j.cmd.Stderr = slave, slave, slave
 	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	j.start()

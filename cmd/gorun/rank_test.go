@@ -135,6 +135,22 @@ func rankMain() {
 				os.Exit(0)
 			}
 		}
+	case "allsignals":
+		// Note each signal that can be caught, with a line; end on SIGUSR2.
+		c := make(chan os.Signal, 64)
+		for sig := syscall.Signal(1); sig <= 64; sig++ {
+			if sig != syscall.SIGURG && sig != syscall.SIGCHLD { // the runtime's own
+				signal.Notify(c, sig)
+			}
+		}
+		mark("up" + me)
+		for s := range c {
+			fmt.Printf("%d\n", s)
+			mark(fmt.Sprintf("sig%s-%d", me, s))
+			if s == syscall.SIGUSR2 {
+				os.Exit(0)
+			}
+		}
 	case "family":
 		// A child in the group, and a grandchild in a session of its own whose parent has ended; then args[1:].
 		start := func(sys *syscall.SysProcAttr, verb string) int {

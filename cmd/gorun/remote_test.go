@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,15 +24,29 @@ import (
 // drainAndEnd bounds the end of a job whose output has no reader: gorun waits a second for one, and then for no agent.
 const drainAndEnd = 2500 * time.Millisecond
 
-// remoteHome is where the agents of a test are sent, once.
+// agentHome is the home directory of hosts that have the agent; TestMain removes it.
+var agentHome struct {
+	sync.Mutex
+	dir string
+}
+
+// remoteHome is where the agents of all tests are sent, once.
 func remoteHome(t *testing.T) string {
 	t.Helper()
-	home := t.TempDir()
-	j := remoteJob(t, home, "a,b", "true")
-	if got := j.run(); got != 0 {
-		t.Fatalf("exit code %d: %s", got, j.err.String())
+	agentHome.Lock()
+	defer agentHome.Unlock()
+	if agentHome.dir == "" {
+		home, err := os.MkdirTemp("", "gorun-home-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		agentHome.dir = home
+		j := remoteJob(t, home, "a,b", "true")
+		if got := j.run(); got != 0 {
+			t.Fatalf("exit code %d: %s", got, j.err.String())
+		}
 	}
-	return home
+	return agentHome.dir
 }
 
 // remoteJob prepares gorun with hosts that are all this machine, each with an agent of its own.

@@ -87,6 +87,19 @@ func TestRestart(t *testing.T) {
 				t.Errorf("exit code %d, %d starts: %s", got, j.starts(), j.err.String())
 			}
 		})
+		t.Run("files go on", func(t *testing.T) {
+			dir := t.TempDir()
+			j := newJob(t, "-np", "2", "--restarts", "1", "--on-fail", "wait", "--output-dir", dir, "sh", "-c", `echo $RANK: $GORUN_RESTART; exit $((1 - GORUN_RESTART))`)
+			if got := j.run(); got != 0 {
+				t.Errorf("exit code %d: %s", got, j.err.String())
+			}
+			for rank := range 2 {
+				text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("rank.%d", rank), "stdout"))
+				if want := fmt.Sprintf("%d: 0\n%d: 1\n", rank, rank); err != nil || string(text) != want {
+					t.Errorf("file of rank %d: %q, %v, want %q", rank, text, err, want)
+				}
+			}
+		})
 		t.Run("not after ctrl-c", func(t *testing.T) {
 			j := newJob(t, "-np", "2", "--restarts", "5", "sh", "-c", startScript+`trap 'exit 3' INT; echo $$ >$RANKDIR/tmp$RANK; mv $RANKDIR/tmp$RANK $RANKDIR/up$RANK; while :; do sleep 0.01; done`)
 			j.start().until(marks("up", 2)...)
