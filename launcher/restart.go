@@ -58,7 +58,6 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 		if !tell(o, text) {
 			return acct
 		}
-		o.AppendOutput = true
 		acct.Attempts = nil
 		before = append(before, acct)
 	}

@@ -71,10 +71,12 @@ after() { until [ -e $RANKDIR/pid$1 ]; do sleep 0.01; done; while grep -q '^Stat
 // Each key of the report is in help report.
 func TestReportIsDocumented(t *testing.T) {
 	words := map[string]bool{}
-	for _, w := range regexp.MustCompile(`[a-z_]+`).FindAllString(reportHelp, -1) {
-		words[w] = true
+	for _, m := range regexp.MustCompile(`(?m)^  +((?:[a-z_]+, )*[a-z_]+)(?::|  )`).FindAllStringSubmatch(reportHelp, -1) {
+		for key := range strings.SplitSeq(m[1], ", ") {
+			words[key] = true
+		}
 	}
-	for _, typ := range []reflect.Type{reflect.TypeFor[launcher.Account](), reflect.TypeFor[launcher.RankAccount](), reflect.TypeFor[launcher.HostAccount]()} {
+	for _, typ := range []reflect.Type{reflect.TypeFor[launcher.Account](), reflect.TypeFor[launcher.RankAccount](), reflect.TypeFor[launcher.HostAccount](), reflect.TypeFor[launcher.RankPlace]()} {
 		for i := range typ.NumField() {
 			f := typ.Field(i)
 			key, _, _ := strings.Cut(f.Tag.Get("json"), ",")

@@ -97,4 +97,10 @@ and count from start.
     joined, left     it joined the job (bootstrap.Join), and said goodbye
     lost             with its host
     stopped          the last signal that gorun sent it to end it, before it ended
+    program          its program, of a job with several
+    place            the CPUs and the GPU that it has:
+      cpus             that it may use
+      bound            those are not all of its host's
+      why              what they are, or why it is not bound
+      gpu, visible_gpus   its own by its local rank, and those that it sees
 `
