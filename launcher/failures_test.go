@@ -139,6 +139,7 @@ func (j *fakeJob) run(t *testing.T) *Account {
 		r.hosts[i], r.bringing[i] = h, true
 	}
 	j.signals = signals
+	r.stdin = &stdin{fd: -1}
 	r.run(t.Context())
 	r.acct.End = time.Now()
 	r.acct.settle(r.interrupt, r.cannotRun)
