@@ -16,10 +16,14 @@ import (
 )
 
 const (
-	// readSize is one read from a rank: a pipe's default capacity.
-	readSize = 64 << 10
+	// readSize is one read from a rank.
+	readSize = 256 << 10
 	// flood is a read that says that much is to come.
 	flood = 4 << 10
+	// pipeSize is a pipe's default capacity. A read of so much says that the rank is held up: its pipe gets readSize, which spares turns.
+	// Only maxGrown pipes of a collector do: what an unprivileged user may have in pipes has a limit (16384 pages).
+	pipeSize = 64 << 10
+	maxGrown = 16
 	// maxLine is the longest line that is kept back until it is complete. A longer one is passed on in pieces,
 	// and the other ranks wait until its end or until it pauses.
 	maxLine = 64 << 10
@@ -51,6 +55,7 @@ type stream struct {
 	begun    bool   // the sink shows the beginning of a line of this stream
 	cr       bool   // the last that the sink got of this stream is a carriage return
 	tag      string // "" or "[3] "
+	grown    bool   // its pipe
 	keepTail bool
 	tail     []byte
 }
@@ -75,6 +80,7 @@ type collector struct {
 	release time.Time
 	mid     *stream // the sink stands in the middle of a line of this stream
 	last    *stream // wrote last
+	grown   int     // streams
 	buf     []byte
 	stamped []byte
 	tagged  []byte
@@ -262,17 +268,18 @@ func (c *collector) expire(streams []*stream, now time.Time) {
 		s.part = s.part[:0]
 		c.emitRunes(s, part, now)
 		if first {
-			c.own(s, false, now)
+			c.own(s, false)
 			return
 		}
 	}
 }
 
-func (c *collector) own(s *stream, long bool, now time.Time) {
+// own gives a stream the sink. Its time begins now: the text before may have waited for a slow reader.
+func (c *collector) own(s *stream, long bool) {
 	if s.fd < 0 {
 		return
 	}
-	c.owner, c.long, c.release = s, long, now.Add(hold)
+	c.owner, c.long, c.release = s, long, time.Now().Add(hold)
 }
 
 func (c *collector) read(s *stream, now time.Time) {
@@ -290,6 +297,11 @@ func (c *collector) read(s *stream, now time.Time) {
 	}
 	if n >= flood {
 		c.poller.keepThread()
+	}
+	if n >= pipeSize && !s.grown && c.grown < maxGrown {
+		s.grown = true
+		c.grown++
+		unix.FcntlInt(uintptr(s.fd), unix.F_SETPIPE_SZ, readSize) // refused: it stays as it is
 	}
 	data := c.buf[:kept+n]
 	if s.stamp != nil {
@@ -317,11 +329,11 @@ func (c *collector) read(s *stream, now time.Time) {
 	case c.owner == s:
 		c.emitRunes(s, data, now)
 		if c.long {
-			c.release = now.Add(hold)
+			c.release = time.Now().Add(hold)
 		}
 	case len(data) >= maxLine:
 		c.emitRunes(s, data, now)
-		c.own(s, true, now)
+		c.own(s, true)
 	default:
 		s.part = append(s.part, data...)
 		if s.due = now.Add(pause); s.due.After(s.since.Add(longPause)) {

@@ -76,8 +76,8 @@ func (p *pumps) pump(h agentwire.Header, f *os.File) {
 		if _, err := to.Write(data); err != nil {
 			break
 		}
-		if n == len(buf) && n < readSize {
-			buf = make([]byte, readSize)
+		if n == len(buf) && n < pipeSize {
+			buf = make([]byte, pipeSize)
 		}
 	}
 	if to != nil {

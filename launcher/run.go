@@ -45,7 +45,7 @@ const (
 	samePress = 100 * time.Millisecond
 	// drainAfterSignal bounds how long output is still carried to a slow reader, once the job was interrupted or its
 	// time was over.
-	drainAfterSignal = time.Second
+	drainAfterSignal = 500 * time.Millisecond
 	// lossSeen is more than the time until the loss of a host is seen: a rank that failed longer before did not fail because of it.
 	lossSeen = silentAlone + 5*time.Second
 	// resumeSeen bounds the wait for the signal that has ended a stop of this process.

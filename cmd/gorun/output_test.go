@@ -2,7 +2,10 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"fmt"
+	"hash"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -192,6 +195,348 @@ func TestMerge(t *testing.T) {
 		// stdout may have another reader than the account.
 		if got := j.err.String(); !strings.Contains(got, "exited with code 3") || !strings.Contains(got, "err 499") {
 			t.Errorf("stderr %q, want an account with the last words", got)
+		}
+	})
+}
+
+// outputSize is how much each rank writes in these tests. GORUN_TEST_OUTPUT=268435456 is what a release is tested with.
+func outputSize(t *testing.T) int {
+	if s := os.Getenv("GORUN_TEST_OUTPUT"); s != "" {
+		n, err := strconv.Atoi(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if testing.Short() {
+		return 1 << 20
+	}
+	return 4 << 20
+}
+
+// checker takes the output of rank "chunks" and holds each line against the rank that wrote it.
+type checker struct {
+	tags bool
+	rest []byte
+	sums []hash.Hash
+	size []int
+	bad  string // the first line that is not whole
+}
+
+func newChecker(ranks int, tags bool) *checker {
+	c := &checker{tags: tags, size: make([]int, ranks)}
+	for range ranks {
+		c.sums = append(c.sums, sha256.New())
+	}
+	return c
+}
+
+func (c *checker) Write(p []byte) (int, error) {
+	c.rest = append(c.rest, p...)
+	for {
+		n := bytes.IndexByte(c.rest, '\n') + 1
+		if n == 0 {
+			return len(p), nil
+		}
+		c.line(c.rest[:n])
+		c.rest = c.rest[n:]
+	}
+}
+
+func (c *checker) line(line []byte) {
+	text := line
+	tag := -1
+	if c.tags {
+		head, after, ok := bytes.Cut(line, []byte("] "))
+		n, err := strconv.Atoi(strings.TrimPrefix(string(head), "["))
+		if !ok || err != nil {
+			c.fault(line)
+			return
+		}
+		tag, text = n, after
+	}
+	number, _, _ := bytes.Cut(text, []byte(" "))
+	rank, err := strconv.Atoi(string(number))
+	if err != nil || rank < 0 || rank >= len(c.sums) || c.tags && tag != rank {
+		c.fault(line)
+		return
+	}
+	c.sums[rank].Write(text)
+	c.size[rank] += len(text)
+}
+
+func (c *checker) fault(line []byte) {
+	if c.bad == "" {
+		c.bad = fmt.Sprintf("%.80q", line)
+	}
+}
+
+func (c *checker) check(t *testing.T, size int) {
+	t.Helper()
+	if c.bad != "" || len(c.rest) > 0 {
+		t.Errorf("lines are not whole: %s, at the end %.80q", c.bad, c.rest)
+	}
+	for rank := range c.sums {
+		want := rankText(rank, size)
+		if sum := sha256.Sum256(want); c.size[rank] != len(want) || !bytes.Equal(c.sums[rank].Sum(nil), sum[:]) {
+			t.Errorf("of rank %d came %d bytes, it wrote %d, or they differ", rank, c.size[rank], len(want))
+		}
+	}
+}
+
+// Ranks write lines in odd chunks, all at once, to a pipe, a file, and a reader that pauses: every byte comes, lines are whole, and
+// gorun's memory is bounded.
+func TestOutputIsExact(t *testing.T) {
+	home := remoteHome(t)
+	const ranks = 4
+	hereAndThere(t, home, func(t *testing.T, _ bool, newJob func(int, ...string) *job) {
+		for _, tags := range []bool{false, true} {
+			for _, sink := range []string{"pipe", "file", "slow reader"} {
+				t.Run(fmt.Sprintf("%s, tags=%v", sink, tags), func(t *testing.T) {
+					size := outputSize(t)
+					j := newJob(ranks, "--tag-output="+strconv.FormatBool(tags), "rank", "chunks", strconv.Itoa(size))
+					c := newChecker(ranks, tags)
+					var r, w *os.File
+					var err error
+					if sink == "file" {
+						w, err = os.Create(filepath.Join(j.dir, "f"))
+					} else {
+						r, w, err = os.Pipe()
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					j.cmd.Stdout = w
+					j.start()
+					w.Close()
+					peak := 0
+					if r != nil {
+						defer r.Close()
+						buf := make([]byte, 1<<20)
+						for n, k := 0, 0; ; k++ {
+							if n, err = r.Read(buf); err != nil {
+								break
+							}
+							c.Write(buf[:n])
+							if sink == "slow reader" && k < 5 {
+								time.Sleep(50 * time.Millisecond) // longer than a pause of the ranks
+							}
+							if k%1000 == 5 {
+								peak = j.memory(j.cmd.Process.Pid)
+							}
+						}
+					}
+					if got := j.wait(); got != 0 || j.err.Len() > 0 {
+						t.Fatalf("exit code %d, stderr %q", got, j.err.String())
+					}
+					if r == nil {
+						f, err := os.Open(filepath.Join(j.dir, "f"))
+						if err != nil {
+							t.Fatal(err)
+						}
+						defer f.Close()
+						if _, err := io.CopyBuffer(c, struct{ io.Reader }{f}, make([]byte, 1<<20)); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if peak > maxMemory {
+						t.Errorf("peak memory %d kB, want at most %d", peak, maxMemory)
+					}
+					c.check(t, size)
+				})
+			}
+		}
+	})
+}
+
+// What a rank writes just before its sudden end arrives, all of it.
+func TestLastOutputArrives(t *testing.T) {
+	home := remoteHome(t)
+	hereAndThere(t, home, func(t *testing.T, _ bool, newJob func(int, ...string) *job) {
+		for _, c := range []struct {
+			args []string
+			code int
+		}{{[]string{"rank", "1:last"}, 137}, {[]string{"rank", "1:last", "3"}, 3}} {
+			j := newJob(2, c.args...).outputDir()
+			if got := j.run(); got != c.code {
+				t.Errorf("%v: exit code %d, want %d", c.args, got, c.code)
+			}
+			want := strings.Repeat("0123456789abcde\n", 1<<16)
+			if j.out.String() != want || j.outputFile(1, "stdout") != want {
+				t.Errorf("%v: %d bytes are shown, %d in the file, want %d", c.args, j.out.Len(), len(j.outputFile(1, "stdout")), len(want))
+			}
+			if !strings.HasPrefix(j.err.String(), "last words\ngorun: rank 1 ") || j.outputFile(1, "stderr") != "last words" {
+				t.Errorf("%v: stderr %q", c.args, j.err.String())
+			}
+		}
+	})
+}
+
+// Many ranks write without end to a reader that hardly reads: they are held up, gorun's memory is bounded, and Ctrl-C ends it at once.
+func TestSlowReader(t *testing.T) {
+	home := remoteHome(t)
+	hereAndThere(t, home, func(t *testing.T, there bool, newJob func(int, ...string) *job) {
+		ranks := 64
+		if there {
+			ranks = 16
+		}
+		j := newJob(ranks, "sh", "-c", "touch $RANKDIR/up$RANK; exec yes all work and no play makes a dull rank")
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		j.cmd.Stdout = w
+		j.start()
+		w.Close()
+		j.until(marks("up", ranks)...)
+		if _, err := io.ReadFull(r, make([]byte, 8<<20)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(200 * time.Millisecond) // more is taken into memory now, if it is
+		all := map[string]int{"gorun": j.cmd.Process.Pid}
+		if there {
+			for pid, line := range j.processes() {
+				if strings.Contains(line, " agent ") {
+					all["agent "+strconv.Itoa(pid)] = pid
+				}
+			}
+			if len(all) < 3 {
+				t.Errorf("agents: %v", all)
+			}
+		}
+		for what, pid := range all {
+			if kb := j.memory(pid); kb > maxMemory {
+				t.Errorf("%s: peak memory %d kB, want at most %d", what, kb, maxMemory)
+			}
+		}
+		begin := time.Now()
+		j.cmd.Process.Signal(syscall.SIGINT)
+		if got := j.wait(); got != 130 {
+			t.Errorf("exit code %d, want 130", got)
+		}
+		d := time.Since(begin)
+		t.Logf("ended %v after Ctrl-C", d)
+		if d > 5*time.Second {
+			t.Errorf("ended %v after Ctrl-C", d)
+		}
+		j.goneIn(2 * time.Second)
+	})
+}
+
+// A line that is longer than any buffer: memory is bounded, the tag stands once before it, and another rank's line is not in it.
+func TestVeryLongLine(t *testing.T) {
+	home := remoteHome(t)
+	size := 100 << 20
+	if testing.Short() {
+		size = 4 << 20
+	}
+	hereAndThere(t, home, func(t *testing.T, _ bool, newJob func(int, ...string) *job) {
+		j := newJob(2, "--tag-output", "rank", "long", strconv.Itoa(size))
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		j.cmd.Stdout = w
+		j.start()
+		w.Close()
+		var others []byte // what is no x
+		xs, peak := 0, 0
+		for buf, n, k := make([]byte, 1<<20), 0, 0; err == nil; k++ {
+			n, err = r.Read(buf)
+			rest := bytes.Trim(buf[:n], "x")
+			xs += bytes.Count(buf[:n], []byte("x"))
+			others = append(others, bytes.ReplaceAll(rest, []byte("x"), nil)...)
+			if k%100 == 50 {
+				peak = j.memory(j.cmd.Process.Pid)
+			}
+		}
+		if got := j.wait(); got != 0 || j.err.Len() > 0 {
+			t.Errorf("exit code %d, stderr %q", got, j.err.String())
+		}
+		if got := string(others); xs != size || got != "[0] [1] other\n" && got != "[1] other\n[0] " && got != "[0] \n[1] other\n" {
+			t.Errorf("%d of %d bytes, and %q", xs, size, got)
+		}
+		if peak > maxMemory {
+			t.Errorf("peak memory %d kB, want at most %d", peak, maxMemory)
+		}
+	})
+}
+
+// Text without a line end is shown after a short pause, and the rest of its line, too; tags stand before lines, not before writes.
+func TestPromptIsShown(t *testing.T) {
+	home := remoteHome(t)
+	hereAndThere(t, home, func(t *testing.T, _ bool, newJob func(int, ...string) *job) {
+		j := newJob(2, "--tag-output", "sh", "-c", `[ $RANK = 0 ] || exit 0; printf 'N = '; read n; echo "<$n>"; printf AB; sleep 0.02; echo CD`)
+		in, err := j.cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.cmd.Stdout = nil
+		out, err := j.cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.start()
+		prompt := make([]byte, len("[0] N = "))
+		if _, err := io.ReadFull(out, prompt); err != nil || string(prompt) != "[0] N = " {
+			t.Fatalf("got %q, %v", prompt, err)
+		}
+		io.WriteString(in, "4\n")
+		rest, err := io.ReadAll(out)
+		if got, want := string(rest), "<4>\n[0] ABCD\n"; got != want || err != nil {
+			t.Errorf("got %q, %v, want %q", got, err, want)
+		}
+		if got := j.wait(); got != 0 {
+			t.Errorf("exit code %d: %s", got, j.err.String())
+		}
+	})
+}
+
+// Progress lines and characters of several bytes come as they were written, although they come in pieces and another rank writes, too.
+func TestProgressAndCharacters(t *testing.T) {
+	home := remoteHome(t)
+	hereAndThere(t, home, func(t *testing.T, _ bool, newJob func(int, ...string) *job) {
+		j := newJob(2, "--tag-output", "sh", "-c", `if [ $RANK = 1 ]; then for i in 1 2 3 4 5 6; do echo other; sleep 0.05; done; exit; fi
+			printf '10%%\r'; sleep 0.1; printf '20%%\r'; sleep 0.1; printf '\ncosts 5 \342'; sleep 0.1; printf '\202'; sleep 0.1; printf '\254\n'`)
+		if got := j.run(); got != 0 {
+			t.Fatalf("exit code %d: %s", got, j.err.String())
+		}
+		text := strings.ReplaceAll(j.out.String(), "[1] other\n", "")
+		// The newline after the last progress line may stand alone, if another line came between.
+		for _, cut := range []string{"\r[0] \n", "\r\n"} {
+			for _, mark := range []string{"costs 5 €\n", "costs 5 \n[0]+ €\n"} {
+				if text == "[0] 10%\r[0] 20%"+cut+"[0] "+mark {
+					return
+				}
+			}
+		}
+		t.Errorf("got %q", text)
+	})
+}
+
+// The reader of gorun's stdout goes: the job ends as a program in a pipeline does.
+func TestReaderGoes(t *testing.T) {
+	home := remoteHome(t)
+	hereAndThere(t, home, func(t *testing.T, _ bool, newJob func(int, ...string) *job) {
+		for _, flags := range [][]string{nil, {"--tag-output", "--timestamp"}} {
+			j := newJob(4, append(flags, "rank", "flood")...)
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			j.cmd.Stdout = w
+			j.start()
+			w.Close()
+			if _, err := io.ReadFull(r, make([]byte, 1<<20)); err != nil {
+				t.Fatal(err)
+			}
+			r.Close()
+			if got := j.wait(); got != 141 || j.err.Len() > 0 {
+				t.Errorf("%v: exit code %d, stderr %q, want 141", flags, got, j.err.String())
+			}
+			j.goneIn(2 * time.Second)
 		}
 	})
 }

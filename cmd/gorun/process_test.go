@@ -432,55 +432,6 @@ func TestTimeout(t *testing.T) {
 	j.gone()
 }
 
-func TestOutputIsExact(t *testing.T) {
-	size := 16 << 20
-	if testing.Short() {
-		size = 1 << 20
-	}
-	const n = 4
-	for _, tags := range []bool{false, true} {
-		t.Run(fmt.Sprintf("tags=%v", tags), func(t *testing.T) {
-			args := []string{"-np", strconv.Itoa(n), "rank", "chunks", strconv.Itoa(size / n)}
-			if tags {
-				args = append([]string{"--tag-output"}, args...)
-			}
-			j := newJob(t, args...)
-			if got := j.run(); got != 0 || j.err.Len() > 0 {
-				t.Fatalf("exit code %d, stderr %q", got, j.err.String())
-			}
-			texts := make([]bytes.Buffer, n)
-			for line := range bytes.Lines(j.out.Bytes()) {
-				var rank, tag int
-				if tags {
-					if _, err := fmt.Sscanf(string(line), "[%d] %d ", &tag, &rank); err != nil || tag != rank {
-						t.Fatalf("tag on another rank's line: %.60q", line)
-					}
-					_, line, _ = bytes.Cut(line, []byte("] "))
-				} else if _, err := fmt.Sscanf(string(line), "%d ", &rank); err != nil || rank >= n {
-					t.Fatalf("line cut: %.60q", line)
-				}
-				texts[rank].Write(line)
-			}
-			for i := range n {
-				if !bytes.Equal(texts[i].Bytes(), rankText(i, size/n)) {
-					t.Errorf("output of rank %d differs from what it wrote", i)
-				}
-			}
-		})
-	}
-}
-
-func TestLastOutputArrives(t *testing.T) {
-	j := newJob(t, "-np", "2", "rank", "last")
-	if got := j.run(); got != 137 {
-		t.Errorf("exit code %d, want 137", got)
-	}
-	// The rank that failed first had written 1 MiB; the other one may have been ended earlier.
-	if got, want := j.out.Len(), 1<<20; got < want {
-		t.Errorf("%d bytes of output, want at least %d", got, want)
-	}
-}
-
 func TestStdin(t *testing.T) {
 	const size = 64 << 20
 	block := bytes.Repeat([]byte("0123456789abcdef"), 1<<12)
@@ -615,39 +566,6 @@ func TestManyRanks(t *testing.T) {
 	if len(acct.Ranks) != 64 || acct.Ranks[63].Rank != 63 || acct.Ranks[63].PID == 0 {
 		t.Errorf("report %+v", acct)
 	}
-}
-
-// A reader that does not read holds the ranks, not gorun's memory; and Ctrl-C works under the flood.
-func TestSlowReader(t *testing.T) {
-	j := newJob(t, "-np", "8", "rank", "flood")
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	j.cmd.Stdout = w
-	j.start()
-	w.Close()
-	j.until(marks("up", 8)...)
-	if _, err := io.ReadFull(r, make([]byte, 8<<20)); err != nil {
-		t.Fatal(err)
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", j.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var peak int
-	if m := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status); m != nil {
-		peak, _ = strconv.Atoi(string(m[1]))
-	}
-	if peak == 0 || peak > 64<<10 {
-		t.Errorf("peak memory %d kB, want at most 65536", peak)
-	}
-	j.cmd.Process.Signal(syscall.SIGINT)
-	if got := j.wait(); got != 130 {
-		t.Errorf("exit code %d, want 130", got)
-	}
-	j.gone()
 }
 
 // Nobody reads stderr: whatever ends the job ends gorun, although its last words can't be written.

@@ -120,10 +120,26 @@ func rankMain() {
 			}
 		}
 	case "last":
-		// Much output, then a sudden end.
+		// Much output, then a sudden end: by a signal, or with an exit code.
 		os.Stdout.Write(bytes.Repeat([]byte("0123456789abcde\n"), 1<<16))
+		os.Stderr.Write([]byte("last words"))
+		if len(args) > 1 {
+			code, _ := strconv.Atoi(args[1])
+			syscall.Exit(code)
+		}
 		syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
+	case "long":
+		// Rank 0 writes one line of args[1] bytes, without an end; the others write a short one.
+		if rank != 0 {
+			fmt.Println("other")
+			return
+		}
+		size, _ := strconv.Atoi(args[1])
+		for block := bytes.Repeat([]byte("x"), 100_000); size > 0; size -= len(block) {
+			block = block[:min(len(block), size)]
+			os.Stdout.Write(block)
+		}
 	case "signals":
 		// Note which signals come, in order; end on what args[1] names, else never.
 		c := make(chan os.Signal, 16)

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,9 +19,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 )
-
-// drainAndEnd bounds the end of a job whose output has no reader: gorun waits a second for one, and then for no agent.
-const drainAndEnd = 2500 * time.Millisecond
 
 // agentHome is the home directory of hosts that have the agent; TestMain removes it.
 var agentHome struct {
@@ -229,70 +225,6 @@ func TestRemote(t *testing.T) {
 		if got := j.run(); got != 0 {
 			t.Errorf("exit code %d: %s", got, j.err.String())
 		}
-	})
-	t.Run("output is exact", func(t *testing.T) {
-		const n, size = 4, 1 << 20
-		j := remoteJob(t, home, "a:2,b:2", "rank", "chunks", strconv.Itoa(size))
-		if got := j.run(); got != 0 || j.err.Len() > 0 {
-			t.Fatalf("exit code %d, stderr %q", got, j.err.String())
-		}
-		texts := make([]bytes.Buffer, n)
-		for line := range bytes.Lines(j.out.Bytes()) {
-			var rank int
-			if _, err := fmt.Sscanf(string(line), "%d ", &rank); err != nil || rank >= n {
-				t.Fatalf("line cut: %.60q", line)
-			}
-			texts[rank].Write(line)
-		}
-		for i := range n {
-			if !bytes.Equal(texts[i].Bytes(), rankText(i, size)) {
-				t.Errorf("output of rank %d differs from what it wrote", i)
-			}
-		}
-	})
-	t.Run("last output", func(t *testing.T) {
-		j := remoteJob(t, home, "a,b", "rank", "last")
-		if got := j.run(); got != 137 || j.out.Len() < 1<<20 {
-			t.Errorf("exit code %d, %d bytes of output, want 137, at least 1 MiB", got, j.out.Len())
-		}
-	})
-	t.Run("slow reader", func(t *testing.T) {
-		j := remoteJob(t, home, "a:4,b:4", "rank", "flood")
-		r, w, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
-		j.cmd.Stdout = w
-		j.start()
-		w.Close()
-		j.until(marks("up", 8)...)
-		if _, err := io.ReadFull(r, make([]byte, 8<<20)); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(200 * time.Millisecond) // more comes, if there is no bound
-		for what, pid := range map[string]int{"gorun": j.cmd.Process.Pid, "agent": j.agent(0)} {
-			status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-			if err != nil {
-				t.Fatal(err)
-			}
-			m := regexp.MustCompile(`RssAnon:\s+(\d+) kB`).FindSubmatch(status)
-			if m == nil {
-				t.Fatalf("status of %s: %s", what, status)
-			}
-			if kb, _ := strconv.Atoi(string(m[1])); kb == 0 || kb > 256<<10 {
-				t.Errorf("%s has %d kB of memory", what, kb)
-			}
-		}
-		begin := time.Now()
-		j.cmd.Process.Signal(syscall.SIGINT)
-		if got := j.wait(); got != 130 {
-			t.Errorf("exit code %d, want 130", got)
-		}
-		if d := time.Since(begin); d > drainAndEnd {
-			t.Errorf("gorun ended %v after Ctrl-C", d)
-		}
-		j.goneIn(time.Second)
 	})
 	t.Run("arguments and environment", func(t *testing.T) {
 		var all []byte
