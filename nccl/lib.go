@@ -36,6 +36,8 @@ type library struct {
 	waiting  atomic.Int32 // len(freeing)
 	inflight atomic.Int32 // goroutines inside the library with a communicator
 
+	batch *ncclsys.Batch // guarded by mu
+
 	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". The user's registrations are with main.
 	p2p ncclsys.Comm
 
@@ -118,7 +120,7 @@ func openLibrary(v *ncclsys.Vendor) (*ncclsys.Library, error) {
 // newLibrary opens the library and refuses settings that break programs. It calls nothing of the library but its version.
 func newLibrary(c *Comm) (*library, error) {
 	l := &library{c: c, aborted: make(chan struct{}), abandoned: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64]ncclsys.Registration{},
-		wake: make(chan struct{}, 1)}
+		wake: make(chan struct{}, 1), batch: ncclsys.NewBatch()}
 	c.lookout.due.Store(true)
 	v := vendorOf(c.dev.Platform())
 	if err := occupied.check(c); err != nil {

@@ -160,6 +160,9 @@ func (l *library) doBound(calls []Call, comm ncclsys.Comm) error {
 
 // group issues the calls together. The library counts groups by thread.
 func (l *library) group(calls []Call, comm ncclsys.Comm) error {
+	if l.batched(calls, comm) {
+		return l.batch.End(l.sys)
+	}
 	if err := l.sys.GroupStart(); err != nil {
 		return err
 	}
@@ -178,6 +181,27 @@ func (l *library) group(calls []Call, comm ncclsys.Comm) error {
 		return first
 	}
 	return err
+}
+
+// batched collects the calls of a group that is short and has messages only; false for another one.
+func (l *library) batched(calls []Call, comm ncclsys.Comm) bool {
+	b := l.batch
+	if len(calls) > ncclsys.MostMessages || !calls[0].Op.p2p() || !b.Start(l.sys) {
+		return false
+	}
+	for i := range calls {
+		c := &calls[i]
+		if c.Count == 0 {
+			continue
+		}
+		t, _ := l.typeOf(c)
+		s := ncclsys.Stream(c.Stream.Handle())
+		if c.Op == OpSend && !b.Send(l.sys, ncclsys.DevicePtr(c.Send.Pointer()), c.Count, t, int(c.Root), comm, s) ||
+			c.Op == OpRecv && !b.Recv(l.sys, ncclsys.DevicePtr(c.Recv.Pointer()), c.Count, t, int(c.Root), comm, s) {
+			return false
+		}
+	}
+	return true
 }
 
 // connectPatience is how long a call on a non-blocking communicator waits for members that do not come to connect. The library connects them in the first

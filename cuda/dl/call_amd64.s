@@ -30,3 +30,34 @@ TEXT callFrame(SB), NOSPLIT, $48
 	XORL AX, AX // no floating-point arguments, should it be variadic
 	CALL R10
 	RET
+
+GLOBL ·callFramesPC(SB), NOPTR|RODATA, $8
+DATA ·callFramesPC(SB)/8, $callFrames(SB)
+
+// int callFrames(struct calls *): a count, then frames of 13 words with a word for the result behind each. The calls take six arguments at most.
+TEXT callFrames(SB), NOSPLIT, $16
+	MOVQ BX, 0(SP) // these two are the caller's
+	MOVQ R12, 8(SP)
+	MOVQ 0(DI), R12
+	LEAQ 8(DI), BX
+next:
+	TESTQ R12, R12
+	JEQ done
+	MOVQ 0(BX), R10
+	MOVQ 8(BX), DI
+	MOVQ 16(BX), SI
+	MOVQ 24(BX), DX
+	MOVQ 32(BX), CX
+	MOVQ 40(BX), R8
+	MOVQ 48(BX), R9
+	XORL AX, AX
+	CALL R10
+	MOVQ AX, 104(BX)
+	ADDQ $112, BX
+	DECQ R12
+	JMP next
+done:
+	MOVQ 0(SP), BX
+	MOVQ 8(SP), R12
+	XORL AX, AX
+	RET

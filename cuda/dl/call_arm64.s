@@ -7,7 +7,7 @@ DATA ·callFramePC(SB)/8, $callFrame(SB)
 
 // int callFrame(struct frame *): eight arguments go in registers, the others on the stack, below what Go keeps there.
 TEXT callFrame(SB), NOSPLIT, $0
-	SUB $32, RSP
+	SUB $48, RSP
 	MOVD R0, R9
 	MOVD 72(R9), R10
 	MOVD R10, 0(RSP)
@@ -27,5 +27,36 @@ TEXT callFrame(SB), NOSPLIT, $0
 	MOVD 64(R9), R7
 	MOVD 0(R9), R10
 	CALL (R10)
+	ADD $48, RSP
+	RET
+
+GLOBL ·callFramesPC(SB), NOPTR|RODATA, $8
+DATA ·callFramesPC(SB)/8, $callFrames(SB)
+
+// int callFrames(struct calls *): a count, then frames of 13 words with a word for the result behind each. The calls take six arguments at most.
+TEXT callFrames(SB), NOSPLIT, $0
+	SUB $32, RSP
+	MOVD R19, 8(RSP) // these two are the caller's
+	MOVD R20, 16(RSP)
+	MOVD 0(R0), R20
+	ADD $8, R0, R19
+next:
+	CBZ R20, done
+	MOVD 0(R19), R10
+	MOVD 8(R19), R0
+	MOVD 16(R19), R1
+	MOVD 24(R19), R2
+	MOVD 32(R19), R3
+	MOVD 40(R19), R4
+	MOVD 48(R19), R5
+	CALL (R10)
+	MOVD R0, 104(R19)
+	ADD $112, R19
+	SUB $1, R20
+	B next
+done:
+	MOVD 8(RSP), R19
+	MOVD 16(RSP), R20
+	MOVD ZR, R0
 	ADD $32, RSP
 	RET

@@ -289,9 +289,6 @@ func TestElevenArguments(t *testing.T) {
 	if got := uint64(f.Call(1, big, 2, big, 3, big, 4, big, 5, big, 6)); got != want {
 		t.Errorf("by Call = %d, want %d", got, want)
 	}
-	if got := uint64(f.Call12(1, big, 2, big, 3, big, 4, big, 5, big, 6, 99)); got != want {
-		t.Errorf("by Call12 = %d, want %d", got, want)
-	}
 }
 
 // TestOutPointersOnFreshStacks is the case in which a badly passed pointer loses its value: the stack of a new
@@ -313,15 +310,6 @@ func TestOutPointersOnFreshStacks(t *testing.T) {
 		},
 		"Call":  func(n uint64) (v uint64) { put.Call(uintptr(unsafe.Pointer(&v)), uintptr(n)); return v },
 		"Call3": func(n uint64) (v uint64) { put.Call3(uintptr(unsafe.Pointer(&v)), uintptr(n), 0); return v },
-		"Call6": func(n uint64) (v uint64) { put.Call6(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0); return v },
-		"Call9": func(n uint64) (v uint64) {
-			put.Call9(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0, 0, 0, 0)
-			return v
-		},
-		"Call12": func(n uint64) (v uint64) {
-			put.Call12(uintptr(unsafe.Pointer(&v)), uintptr(n), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-			return v
-		},
 	}
 	for name, get := range forms {
 		var wg sync.WaitGroup
@@ -349,9 +337,6 @@ func TestCallAllocatesNothing(t *testing.T) {
 	e := &dl.Entry{Func: f}
 	if got := testing.AllocsPerRun(1000, func() {
 		f.Call3(1, 2, 3)
-		f.Call6(1, 2, 3, 4, 5, 6)
-		f.Call9(1, 2, 3, 4, 5, 6, 7, 8, 9)
-		f.Call12(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 		e.Result9(1, 2, 3, 4, 5, 6, 7, 8, 9)
 	}); got != 0 {
 		t.Errorf("allocations = %v, want 0", got)
@@ -373,7 +358,7 @@ func BenchmarkCall(b *testing.B) {
 	f := open(b).Lookup("negative")
 	b.ReportAllocs()
 	for b.Loop() {
-		f.Call9(1, 2, 3, 4, 5, 6, 7, 0, 0)
+		f.Call3(1, 2, 3)
 	}
 }
 

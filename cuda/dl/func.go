@@ -22,43 +22,15 @@ func (f Func) Call(args ...uintptr) uintptr {
 }
 
 // argPool keeps argument blocks: purego lets them escape, so a fresh one a call would be garbage.
-var argPool = sync.Pool{New: func() any { return new([12]uintptr) }}
+var argPool = sync.Pool{New: func() any { return new([3]uintptr) }}
 
-// Call3, Call6, Call9 and Call12 are Call without allocation, for hot paths. A function with fewer arguments takes
-// zeros for the rest, which C does not see.
+// Call3 is Call without allocation. A function with fewer arguments takes zeros for the rest, which C does not see.
 //
 //go:uintptrescapes
 func (f Func) Call3(a1, a2, a3 uintptr) uintptr {
-	b := argPool.Get().(*[12]uintptr)
-	*b = [12]uintptr{a1, a2, a3}
-	r := callC(f, b[:3])
-	argPool.Put(b)
-	return r
-}
-
-//go:uintptrescapes
-func (f Func) Call6(a1, a2, a3, a4, a5, a6 uintptr) uintptr {
-	b := argPool.Get().(*[12]uintptr)
-	*b = [12]uintptr{a1, a2, a3, a4, a5, a6}
-	r := callC(f, b[:6])
-	argPool.Put(b)
-	return r
-}
-
-//go:uintptrescapes
-func (f Func) Call9(a1, a2, a3, a4, a5, a6, a7, a8, a9 uintptr) uintptr {
-	b := argPool.Get().(*[12]uintptr)
-	*b = [12]uintptr{a1, a2, a3, a4, a5, a6, a7, a8, a9}
-	r := callC(f, b[:9])
-	argPool.Put(b)
-	return r
-}
-
-//go:uintptrescapes
-func (f Func) Call12(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12 uintptr) uintptr {
-	b := argPool.Get().(*[12]uintptr)
-	*b = [12]uintptr{a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12}
-	r := callC(f, b[:12])
+	b := argPool.Get().(*[3]uintptr)
+	*b = [3]uintptr{a1, a2, a3}
+	r := callC(f, b[:])
 	argPool.Put(b)
 	return r
 }

@@ -23,6 +23,8 @@ type frame struct {
 
 func callInt(*frame) int32 { panic("dl: " + noGPU) }
 
+func callAll(*Calls) { panic("dl: " + noGPU) }
+
 func bindC(Func, any) { panic("dl: " + noGPU) }
 
 func newCallback(func(uintptr)) uintptr { return 0 } // nothing can call it

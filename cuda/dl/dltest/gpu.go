@@ -27,7 +27,11 @@ func NeedGPUs(t testing.TB, n int) {
 	}
 	have, by := len(found), ""
 	if v, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
-		have, by = min(have, strings.Count(v, ",")+1), " (CUDA_VISIBLE_DEVICES="+v+")"
+		shown := 0
+		if v != "" { // else there are none
+			shown = strings.Count(v, ",") + 1
+		}
+		have, by = min(have, shown), " (CUDA_VISIBLE_DEVICES="+v+")"
 	}
 	if have < n {
 		t.Skipf("%d GPUs%s, this test needs %d", have, by, n)

@@ -15,6 +15,10 @@ static int fake_rc;
 API const char *fake_log(void) { return fake_text; }
 API void fake_reset(void) { fake_len = 0, fake_text[0] = 0, fake_rc = 0; }
 API void fake_fail(int rc) { fake_rc = rc; }
+/* fake_fail_only is fake_fail for the calls whose line begins so; 0: for none. The text stays the caller's. */
+static const char *fake_only;
+static int fake_only_rc;
+API void fake_fail_only(int rc, const char *line) { fake_only_rc = rc, fake_only = line; }
 
 __attribute__((unused, format(printf, 1, 2))) static void note(const char *fmt, ...) {
 	va_list ap;
@@ -38,6 +42,13 @@ __attribute__((unused)) static const char *hex(const void *p, size_t n) {
 
 static int recorded(void) {
 	note("\n");
+	if (fake_only) {
+		const char *line = fake_text + fake_len - 1;
+		while (line > fake_text && line[-1] != '\n')
+			line--;
+		if (!strncmp(line, fake_only, strlen(fake_only)))
+			return fake_only_rc;
+	}
 	return fake_rc;
 }
 

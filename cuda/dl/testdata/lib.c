@@ -24,3 +24,18 @@ API void foreign_mark(void) {}
 void no_such_function_anywhere(void);
 API void needs(void) { no_such_function_anywhere(); }
 #endif
+/* Six arguments, each in its place, which are then overwritten, as a callee may. The result says how many calls came before. */
+API int sixth(uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f) {
+	static int before;
+	uint64_t v[] = {a, b, c, d, e, f};
+	for (int n = 0; n < 6; n++)
+		if (v[n] != 0x1234567800000000u + (uint64_t)n)
+			return -n - 1;
+	if ((uintptr_t)__builtin_frame_address(0) % 16)
+		return -7;
+#ifdef __x86_64__
+	__asm__ volatile("xor %%edi, %%edi; xor %%esi, %%esi; xor %%edx, %%edx; xor %%ecx, %%ecx; xor %%r8d, %%r8d; xor %%r9d, %%r9d; xor %%r10d, %%r10d; xor %%r11d, %%r11d"
+		::: "rdi", "rsi", "rdx", "rcx", "r8", "r9", "r10", "r11");
+#endif
+	return before++;
+}
