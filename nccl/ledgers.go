@@ -33,7 +33,11 @@ func (c *Comm) compare(own bootstrap.Record) error {
 				c.watchFrom = 0
 			}
 		}
-		if err := c.contradiction(own, c.watchFrom); err != nil {
+		look := c.contradiction
+		if c.peers[c.watchFrom].far {
+			look = c.closedBefore // the rest is looked at when something was heard
+		}
+		if err := look(own, c.watchFrom); err != nil {
 			return c.fail(err, true, false)
 		}
 	}

@@ -20,7 +20,12 @@ func ledger(rank int, id, last uint64) *ledgermem.Memory {
 	s := m.Slot(7)
 	s.Opening.Add(1)
 	for seq := uint64(1); seq <= last; seq++ {
-		s.Put(entry(seq))
+		e := entry(seq)
+		r := &s.Record[(seq-1)%ledgermem.Records]
+		r.Desc[0].Store(e.Desc[0])
+		r.Desc[1].Store(e.Desc[1])
+		r.Sum.Store(e.Sum)
+		r.Stamp.Store(seq<<8 | uint64(e.Kind))
 	}
 	s.Last.Store(last)
 	s.SetBusy("capture at train.go:41")

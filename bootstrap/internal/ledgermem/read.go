@@ -27,16 +27,6 @@ func (s *Slot) Entry(seq uint64) (Entry, bool) {
 	return e, stamp>>8 == seq && r.Stamp.Load() == stamp
 }
 
-// Put writes a record. One goroutine at a time.
-func (s *Slot) Put(e Entry) {
-	r := &s.Record[(e.Seq-1)%Records]
-	r.Stamp.Store(0)
-	r.Desc[0].Store(e.Desc[0])
-	r.Desc[1].Store(e.Desc[1])
-	r.Sum.Store(e.Sum)
-	r.Stamp.Store(e.Seq<<8 | uint64(e.Kind))
-}
-
 // SetBusy writes what the owner is in, cut to the room there is. One goroutine at a time.
 func (s *Slot) SetBusy(what string) {
 	what = what[:min(len(what), 8*BusyWords)]
