@@ -69,5 +69,5 @@ func (l *library) lookFar() bool {
 	if open {
 		c.far.Look(last)
 	}
-	return open
+	return l.messages.ask(false) || open
 }

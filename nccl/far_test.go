@@ -384,3 +384,75 @@ func TestFarMissing(t *testing.T) {
 		return nil
 	}, allWell, nil)
 }
+
+// Messages between hosts that the library loses, or waits for, are told as those within one.
+func TestFarMessages(t *testing.T) {
+	send := func(w *farWorld, n, to int) error { return nccl.Send(w.comm, w.send.Slice(0, n), to, w.stream) }
+	recv := func(w *farWorld, n, from int) error { return nccl.Recv(w.comm, w.recv.Slice(0, n), from, w.stream) }
+	results := ranktest.RunHosts(t, []int{0, 0, 1}, func(ctx context.Context, job *bootstrap.Job) error {
+		dev, err := cuda.Open(strconv.Itoa(job.Rank()))
+		if err != nil {
+			return err
+		}
+		j := &farJob{ctx, job, dev}
+		me := job.Rank()
+		for _, tc := range []struct {
+			name string
+			does func(w *farWorld) error
+		}{
+			{"right", func(w *farWorld) (err error) {
+				for i := range 600 { // more than a ledger keeps
+					err = errors.Join(err, map[int]func() error{
+						0: func() error { return send(w, 1+i%8, 2) },
+						1: func() error { return nil },
+						2: func() error { return recv(w, 1+i%8, 0) },
+					}[me]())
+					if i%50 == 0 {
+						err = errors.Join(err, w.stream.Synchronize(ctx))
+					}
+				}
+				err = errors.Join(err, w.stream.Synchronize(ctx), job.Barrier(ctx))
+				time.Sleep(600 * time.Millisecond) // the watchers look
+				return errors.Join(err, w.comm.Err(), job.Barrier(ctx))
+			}},
+			{"late", func(w *farWorld) (err error) {
+				switch me {
+				case 0:
+					c, cancel := context.WithTimeout(ctx, 800*time.Millisecond)
+					defer cancel()
+					err = errors.Join(recv(w, 8, 2), wantErr(w.stream.Synchronize(c), context.DeadlineExceeded,
+						"waits for rank 2 (host host1) for message #1, recv of 8 float32, from rank 2 (last enqueued #1, broadcast of 8 float32, from rank 0"), job.Barrier(ctx))
+				case 1:
+					err = job.Barrier(ctx)
+				case 2:
+					err = errors.Join(job.Barrier(ctx), send(w, 8, 0))
+				}
+				return errors.Join(err, w.stream.Synchronize(ctx), job.Barrier(ctx))
+			}},
+			{"another count", func(w *farWorld) (err error) {
+				switch me {
+				case 0:
+					err = send(w, 8, 2)
+				case 2:
+					err = recv(w, 7, 0)
+				}
+				return wantErr(w.end(err, 20*time.Second), nccl.ErrMismatch, "message #1: rank 0: send of 8 float32, to rank 2; rank 2: recv of 7 float32, from rank 0")
+			}},
+			{"no other end", func(w *farWorld) (err error) {
+				if me == 2 {
+					return w.comm.Close()
+				}
+				if me == 0 {
+					err = send(w, 8, 2)
+				}
+				return wantErr(w.end(err, 20*time.Second), nccl.ErrClosed, "rank 2 closed communicator no other end after call #1 and does not meet message #1, send of 8 float32, to rank 2")
+			}},
+		} {
+			if err := errors.Join(j.with(tc.name, tc.does), job.Barrier(ctx)); err != nil {
+				return err
+			}
+		}
+		return dev.Close()
+	}, fakeLibraries(t)...)
+	allWell(t, results)
+}

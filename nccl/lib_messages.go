@@ -17,17 +17,20 @@ type messages struct {
 	c    *Comm
 	acct *bootstrap.Account
 
-	mu   sync.Mutex // guards what follows; innermost
-	with []*traffic // by peer, nil without a message
+	mu   sync.Mutex     // guards what follows; innermost
+	with []*traffic     // by peer, nil without a message
+	far  *bootstrap.Far // from the first message with another host on
 }
 
 // traffic are the messages of this rank with a peer, those to it and those from it.
 type traffic struct {
-	acct *bootstrap.Account // the peer's; nil: on another host
-	read uint64             // how many of its records have been read
-	lost bool               // some of them could not be: what it has not met is not known
-	out  direction
-	in   direction
+	acct  *bootstrap.Account // the peer's
+	far   bool               // on another host
+	fetch uint64             // its records up to this one have been asked for; 0: none
+	read  uint64             // how many of its records have been read
+	lost  bool               // some of them could not be: what it has not met is not known
+	out   direction
+	in    direction
 }
 
 // direction are the messages of a pair that go one way.
@@ -142,7 +145,12 @@ func (m *messages) trafficWith(peer int) *traffic {
 	t := m.with[peer]
 	if t == nil {
 		t = &traffic{}
-		if !m.c.peers[peer].far {
+		if m.c.peers[peer].far {
+			if m.far == nil {
+				m.far = m.c.job.Far(messagesID(m.c.id), m.c.ranks, m.c.dev.Ring)
+			}
+			t.far, t.acct = true, m.far.Account(m.c.ranks[peer])
+		} else {
 			// It has opened its account before it came to the meeting that ended Init.
 			if l, err := m.c.job.Ledger(m.c.ranks[peer]); err == nil {
 				t.acct = l.FindAccount(messagesID(m.c.id))
@@ -162,9 +170,13 @@ func (m *messages) look() error {
 			continue
 		}
 		n, closed := m.c.be.peerClosed(r) // before its last records are read
+		if t.far {
+			n, closed = t.acct.Closed() // of the account that is read
+		}
 		if err := m.read(r, t); err != nil {
 			return err
 		}
+		closed = closed && (!t.far || t.read == t.acct.Last())
 		if !closed || t.lost {
 			continue
 		}
@@ -181,6 +193,11 @@ func (m *messages) look() error {
 // read takes in what a peer has written, and compares.
 func (m *messages) read(r int, t *traffic) error {
 	last := t.acct.Last()
+	if t.far {
+		if last = m.fetched(r, t, last); last == t.read {
+			return nil
+		}
+	}
 	// Records are lost where the peer is ahead by more than its ledger keeps, or has given up its account, so that another one has the place.
 	if last > 0 {
 		_, ok := t.acct.At(last)
@@ -237,6 +254,52 @@ func (m *messages) compare(r int, t *traffic, d *direction) error {
 	return nil
 }
 
+// fetched is up to where a far peer's records are there to be read, of those up to last; what is not there is asked for.
+func (m *messages) fetched(r int, t *traffic, last uint64) uint64 {
+	if last <= t.read {
+		return t.read
+	}
+	if t.fetch == 0 {
+		t.fetch = last
+	}
+	if !m.far.Detail(m.c.ranks[r], t.read+1, t.fetch) {
+		return t.read
+	}
+	last, t.fetch = t.fetch, 0
+	return last
+}
+
+// ask asks for the messages of members on other hosts, for a wait or, seldom, without one. It reports whether there are messages whose other end there is not known.
+func (m *messages) ask(waits bool) (open bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.far == nil {
+		return false
+	}
+	for _, t := range m.with {
+		if t == nil || !t.far {
+			continue
+		}
+		for _, d := range [...]*direction{&t.out, &t.in} {
+			open = open || d.mine.n > d.theirs.n && !t.lost
+		}
+	}
+	switch {
+	case waits:
+		m.far.Ask(m.acct.Last())
+	case open:
+		m.far.Look(m.acct.Last())
+	}
+	return open
+}
+
+// close declares, for members on other hosts, that the communicator was closed after record n.
+func (m *messages) close(n uint64) {
+	if m.acct != nil {
+		m.acct.SetClosed(n)
+	}
+}
+
 // text tells a message of this rank: "message #3, send of 8 float32, to rank 1".
 func (m *messages) text(r int, t *traffic, d *direction, n uint64) string {
 	call := Call{Op: OpSend, Root: int32(r)}
@@ -261,12 +324,12 @@ func (m *messages) waiting() string {
 			continue
 		}
 		m.read(r, t) // what it finds is told by the next look
-		if t.lost {
+		if t.lost || !t.acct.Known() {
 			continue
 		}
 		for _, d := range []*direction{&t.out, &t.in} {
 			if d.mine.n > d.theirs.n {
-				text += fmt.Sprintf(", rank %d for %s (%s)", r, m.text(r, t, d, d.theirs.n+1), m.c.whereabouts(r))
+				text += fmt.Sprintf(", %s for %s (%s)", m.c.named(r), m.text(r, t, d, d.theirs.n+1), m.c.whereabouts(r))
 			}
 		}
 	}

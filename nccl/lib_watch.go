@@ -108,10 +108,17 @@ func (u *use) check(done bool) error {
 	return nil
 }
 
+// forMessages is what a wait for messages is for, in place of a record.
+const forMessages = 1 << 62
+
 // waits notes in the ledger that this rank waits for the stream's last operation, when it has done so for a while.
 func (u *use) waits(is bool) {
 	seq := u.what.Load() << 8 >> 8
-	if !is || seq == 0 {
+	messages := seq == 0
+	if messages {
+		seq = forMessages
+	}
+	if !is {
 		if u.waitFor.Load() != 0 {
 			u.waitFor.Store(0)
 		}
@@ -122,7 +129,11 @@ func (u *use) waits(is bool) {
 		u.waitFor.Store(seq)
 		return
 	}
-	if d := time.Duration(time.Now().UnixNano() - u.waitFrom.Load()); d > longWait {
+	switch d := time.Duration(time.Now().UnixNano() - u.waitFrom.Load()); {
+	case d <= longWait:
+	case messages:
+		u.l.messages.ask(true)
+	default:
 		u.l.c.acct.SetWait(seq, d)
 		u.l.c.askFar(seq, d)
 	}
@@ -442,6 +453,7 @@ func (l *library) decodeFailure(b []byte) error {
 
 // declareClosed tells members of other hosts: all meet. Those of this host see it in the ledger.
 func (l *library) declareClosed(n uint64) {
+	l.messages.close(n)
 	if l.closings == nil {
 		return
 	}

@@ -155,7 +155,8 @@ func Read(m *ledgermem.Memory, q Query) State {
 	}
 	slot := m.Slot(i)
 	opening := slot.Opening.Load()
-	s := State{Last: slot.Last.Load(), Done: slot.Done.Load(), Closed: slot.ClosedAt.Load(), Busy: slot.BusyText()}
+	s := State{Closed: slot.ClosedAt.Load()} // first: what is closed has no newer records
+	s.Last, s.Done, s.Busy = slot.Last.Load(), slot.Done.Load(), slot.BusyText()
 	if q.From > 0 {
 		from := max(q.From, s.Last-min(s.Last, ledgermem.Records-1))
 		for seq := from; seq <= min(q.To, s.Last) && seq < s.Last; seq++ {
