@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -104,13 +103,31 @@ func address(ip netip.Addr, held []ifAddr) agentwire.Address {
 }
 
 // interfaceAddrs are the addresses of this host's interfaces that are up, in the kernel's order, without those of IPv6 that are temporary,
-// deprecated or not yet confirmed. The kernel is asked once for all: a host may have hundreds of interfaces.
+// deprecated or not yet confirmed. The kernel is asked twice for all: a host may have hundreds of interfaces, and /sys may be of another network
+// namespace.
 func interfaceAddrs() []ifAddr {
-	links, err := net.Interfaces()
-	if err != nil {
-		return nil
+	links := map[int]ifLink{}
+	for _, m := range askKernel(unix.RTM_GETLINK) {
+		if index, l, ok := parseLink(&m); ok {
+			links[index] = l
+		}
 	}
-	rib, err := syscall.NetlinkRIB(unix.RTM_GETADDR, unix.AF_UNSPEC)
+	var out []ifAddr
+	for _, m := range askKernel(unix.RTM_GETADDR) {
+		index, a, ok := parseAddr(&m)
+		l, known := links[index]
+		if !ok || !known || l.flags&unix.IFF_UP == 0 || l.flags&unix.IFF_LOOPBACK != 0 {
+			continue
+		}
+		a.name, a.bridge = l.name, bareBridge(links, index)
+		out = append(out, a)
+	}
+	return out
+}
+
+// askKernel is all that the kernel says to a question; nothing if it does not answer.
+func askKernel(question int) []syscall.NetlinkMessage {
+	rib, err := syscall.NetlinkRIB(question, unix.AF_UNSPEC)
 	if err != nil {
 		return nil
 	}
@@ -118,22 +135,49 @@ func interfaceAddrs() []ifAddr {
 	if err != nil {
 		return nil
 	}
-	bridges := map[string]bool{}
-	var out []ifAddr
-	for i := range messages {
-		index, a, ok := parseAddr(&messages[i])
-		at := slices.IndexFunc(links, func(l net.Interface) bool { return l.Index == index })
-		if !ok || at < 0 || links[at].Flags&net.FlagUp == 0 || links[at].Flags&net.FlagLoopback != 0 {
-			continue
-		}
-		a.name = links[at].Name
-		if _, known := bridges[a.name]; !known {
-			bridges[a.name] = bareBridge("/sys/class/net", a.name)
-		}
-		a.bridge = bridges[a.name]
-		out = append(out, a)
+	return messages
+}
+
+// ifLink is an interface.
+type ifLink struct {
+	name   string
+	kind   string // of one that is made of software: "bridge", "veth", "bond"; "": a card
+	master int    // index of the bridge or bond that it belongs to; 0: none
+	flags  uint32
+}
+
+// parseLink reads one answer of the kernel.
+func parseLink(m *syscall.NetlinkMessage) (index int, l ifLink, ok bool) {
+	if m.Header.Type != unix.RTM_NEWLINK || len(m.Data) < unix.SizeofIfInfomsg {
+		return 0, l, false
 	}
-	return out
+	attrs, err := syscall.ParseNetlinkRouteAttr(m)
+	if err != nil {
+		return 0, l, false
+	}
+	for _, attr := range attrs {
+		switch v := attr.Value; attr.Attr.Type &^ unix.NLA_F_NESTED {
+		case unix.IFLA_IFNAME:
+			l.name = unix.ByteSliceToString(v)
+		case unix.IFLA_MASTER:
+			if len(v) == 4 {
+				l.master = int(binary.NativeEndian.Uint32(v))
+			}
+		case unix.IFLA_LINKINFO: // attributes in it: length, type, value, up to a multiple of 4 bytes
+			for len(v) >= unix.SizeofRtAttr {
+				n := int(binary.NativeEndian.Uint16(v))
+				if n < unix.SizeofRtAttr || n > len(v) {
+					break
+				}
+				if binary.NativeEndian.Uint16(v[2:]) == unix.IFLA_INFO_KIND {
+					l.kind = unix.ByteSliceToString(v[unix.SizeofRtAttr:n])
+				}
+				v = v[min((n+3)&^3, len(v)):]
+			}
+		}
+	}
+	l.flags = binary.NativeEndian.Uint32(m.Data[8:12])
+	return int(binary.NativeEndian.Uint32(m.Data[4:8])), l, l.name != ""
 }
 
 // parseAddr reads one answer of the kernel: the interface's index and the address, unless it does not last.
@@ -168,16 +212,17 @@ func parseAddr(m *syscall.NetlinkMessage) (index int, a ifAddr, ok bool) {
 	return int(binary.NativeEndian.Uint32(m.Data[4:8])), a, a.ip.IsValid() && flags&passing == 0
 }
 
-// bareBridge reports whether an interface is a bridge to which no network card belongs: it leads to containers or virtual machines of this host.
-func bareBridge(sys, name string) bool {
-	if _, err := os.Stat(filepath.Join(sys, name, "bridge")); err != nil {
+// bareBridge reports whether an interface is a bridge that leads to nothing but containers or virtual machines of this host.
+func bareBridge(links map[int]ifLink, index int) bool {
+	if links[index].kind != "bridge" {
 		return false
 	}
-	ports, _ := filepath.Glob(filepath.Join(sys, name, "brif", "*"))
-	return !slices.ContainsFunc(ports, func(p string) bool {
-		_, err := os.Stat(filepath.Join(sys, filepath.Base(p), "device"))
-		return err == nil
-	})
+	for _, l := range links {
+		if l.master == index && l.kind != "veth" && l.kind != "tun" {
+			return false
+		}
+	}
+	return true
 }
 
 // probers answer probes at the addresses of this host at which nothing else does.

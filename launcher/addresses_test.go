@@ -7,9 +7,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 func sorted(c <-chan string) []string {
@@ -107,17 +109,32 @@ func TestInterfaceAddrs(t *testing.T) {
 }
 
 func TestBareBridge(t *testing.T) {
-	sys := t.TempDir()
-	for _, dir := range []string{"eth0/device", "docker0/bridge", "docker0/brif/veth1", "veth1", "br0/bridge", "br0/brif/eth0", "br0/brif/veth1"} {
-		if err := os.MkdirAll(filepath.Join(sys, dir), 0o755); err != nil {
-			t.Fatal(err)
+	links := map[int]ifLink{1: {name: "eth0", master: 6}, 2: {name: "docker0", kind: "bridge"}, 3: {name: "veth1", kind: "veth", master: 2}, 4: {name: "virbr0", kind: "bridge"},
+		5: {name: "tap0", kind: "tun", master: 4}, 6: {name: "br0", kind: "bridge"}, 7: {name: "veth2", kind: "veth", master: 6}, 8: {name: "br1", kind: "bridge"},
+		9: {name: "bond0", kind: "bond", master: 8}, 10: {name: "br2", kind: "bridge"}}
+	for index, want := range map[int]bool{1: false, 2: true, 3: false, 4: true, 6: false, 8: false, 10: true, 11: false} {
+		if got := bareBridge(links, index); got != want {
+			t.Errorf("%s: %v, want %v", links[index].name, got, want)
 		}
 	}
-	for name, want := range map[string]bool{"eth0": false, "docker0": true, "br0": false, "none": false} {
-		if got := bareBridge(sys, name); got != want {
-			t.Errorf("%s: %v, want %v", name, got, want)
+}
+
+// What the kernel says may be cut off anywhere.
+func FuzzParseLink(f *testing.F) {
+	for _, question := range []int{unix.RTM_GETLINK, unix.RTM_GETADDR} {
+		for _, m := range askKernel(question) {
+			f.Add(m.Header.Type, m.Data)
 		}
 	}
+	f.Fuzz(func(t *testing.T, kind uint16, data []byte) {
+		m := &syscall.NetlinkMessage{Header: syscall.NlMsghdr{Type: kind}, Data: data}
+		if _, l, ok := parseLink(m); ok && l.name == "" {
+			t.Error("an interface without a name")
+		}
+		if _, a, ok := parseAddr(m); ok && !a.ip.IsValid() {
+			t.Error("no address")
+		}
+	})
 }
 
 func TestNamesInterface(t *testing.T) {

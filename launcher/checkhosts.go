@@ -37,7 +37,9 @@ type HostCheck struct {
 	Agent  string      // gorun's file there, "" on the local host
 	Sent   bool        // it was sent now
 	Addr   string      // where other hosts reach it
-	Chosen string      // the address that a job would choose, and why
+	Chosen string      // the address that a job would choose, and why; "": none
+	Moved  bool        // that is not the one at which ssh reaches it
+	On     string      // the interface that holds it, "" if none does
 	Skew   Skew        // of its clock
 	Reach  []HostReach // of other hosts, by this one
 	Faults []HostFault
@@ -440,7 +442,7 @@ func (c *checker) reachAll(ctx context.Context) {
 		k, _ := found.best(n)
 		tried := found.addrs[n] // all of them if none will do
 		if k >= 0 {
-			h.Chosen = found.chosen(n, k)
+			h.Chosen, h.Moved, h.On = found.chosen(n, k), k > 0, tried[k].Interface
 			tried = tried[k : k+1]
 		}
 		h.Addr = hostPort(tried[0])

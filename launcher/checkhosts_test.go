@@ -120,7 +120,8 @@ type checked struct {
 		Name     string
 		Reached  bool
 		Addr     string `json:"address"`
-		Sent     bool   `json:"agent_sent"`
+		Chosen   string
+		Sent     bool `json:"agent_sent"`
 		Reach    []HostReach
 		Host     string
 		Programs []struct{ Same, Sent bool }

@@ -192,15 +192,18 @@ type hostReport struct {
 
 // hostLink is how a host of several is reached.
 type hostLink struct {
-	Name    string               `json:"name"` // as the user wrote it
-	Reached bool                 `json:"reached"`
-	Local   bool                 `json:"local,omitempty"`      // gorun runs on it
-	Agent   string               `json:"agent,omitempty"`      // gorun's file there
-	Sent    bool                 `json:"agent_sent,omitempty"` // now
-	Addr    string               `json:"address,omitempty"`    // where other hosts reach it
-	Skew    int64                `json:"clock_skew_ns"`        // of its clock, ahead of this host's
-	SkewErr int64                `json:"clock_skew_error_ns"`  // give or take
-	Reach   []launcher.HostReach `json:"reach,omitempty"`      // of other hosts, by this one
+	Name    string `json:"name"` // as the user wrote it
+	Reached bool   `json:"reached"`
+	Local   bool   `json:"local,omitempty"`      // gorun runs on it
+	Agent   string `json:"agent,omitempty"`      // gorun's file there
+	Sent    bool   `json:"agent_sent,omitempty"` // now
+	Addr    string `json:"address,omitempty"`    // where other hosts reach it
+	Chosen  string `json:"chosen,omitempty"`     // the same, and why it is that one; none: not all others reach it
+	On      string `json:"interface,omitempty"`  // that holds it
+	moved   bool
+	Skew    int64                `json:"clock_skew_ns"`       // of its clock, ahead of this host's
+	SkewErr int64                `json:"clock_skew_error_ns"` // give or take
+	Reach   []launcher.HostReach `json:"reach,omitempty"`     // of other hosts, by this one
 }
 
 // host is gorun check without --registration.

@@ -71,7 +71,7 @@ func (q *checkRequest) elsewhere(p *launcher.Plan, job launcher.Job, s stdio) er
 	}
 	r := &checkReport{OK: true, Faults: between}
 	for _, h := range found {
-		l := &hostLink{Name: h.Name, Reached: h.Facts != nil, Local: h.Local, Agent: h.Agent, Sent: h.Sent, Addr: h.Addr,
+		l := &hostLink{Name: h.Name, Reached: h.Facts != nil, Local: h.Local, Agent: h.Agent, Sent: h.Sent, Addr: h.Addr, Chosen: h.Chosen, On: h.On, moved: h.Moved,
 			Skew: h.Skew.Ahead.Nanoseconds(), SkewErr: h.Skew.Error.Nanoseconds(), Reach: h.Reach}
 		if h.Faults == nil {
 			h.Faults = []launcher.HostFault{}
@@ -193,6 +193,15 @@ var hostRows = []struct {
 			return "was sent to " + h.Agent
 		}
 		return h.Agent
+	}},
+	{"address", func(h *hostReport) string {
+		switch {
+		case h.Chosen == "":
+			return "none at which all others reach it"
+		case h.moved || h.On == "":
+			return h.Chosen
+		}
+		return "that of ssh, on " + h.On
 	}},
 	{"reaches", func(h *hostReport) string {
 		n := 0

@@ -46,7 +46,10 @@ type Options struct {
 	NoIPv4                  bool   // addresses of IPv6 only; a host's name is known to itself alone, as 127.0.1.1
 	// Bridge adds an interface docker0 with the same address, 172.17.0.1, on each host.
 	Bridge bool
-	Config []string // further lines for sshd_config
+	// Isolated hosts do not reach each other on the network that the launcher is in. Second gives them another one, in which the launcher is not:
+	// 10.78.0.0/16 on eth1.
+	Isolated, Second bool
+	Config           []string // further lines for sshd_config
 }
 
 // Hosts is what New made.
@@ -63,10 +66,11 @@ type Hosts struct {
 
 // Host is one of them.
 type Host struct {
-	Name  string // "h1"; its hostname
-	Addr  netip.Addr
-	Addr6 netip.Addr
-	Port  int
+	Name   string // "h1"; its hostname
+	Addr   netip.Addr
+	Addr6  netip.Addr
+	Second netip.Addr // in the second network
+	Port   int
 }
 
 // holder is the first process of a set of namespaces.
@@ -165,7 +169,7 @@ func Make(dir string, n int, o Options) (h *Hosts, err error) {
 	}()
 	for i := range n {
 		a, b := byte((i+1)>>8), byte(i+1)
-		h.Hosts = append(h.Hosts, Host{Name: "h" + strconv.Itoa(i+1), Port: Port, Addr: netip.AddrFrom4([4]byte{10, 77, a, b}),
+		h.Hosts = append(h.Hosts, Host{Name: "h" + strconv.Itoa(i+1), Port: Port, Addr: netip.AddrFrom4([4]byte{10, 77, a, b}), Second: netip.AddrFrom4([4]byte{10, 78, a, b}),
 			Addr6: netip.AddrFrom16([16]byte{0xfd, 0x77, 14: a, 15: b})})
 	}
 	if err := h.files(o); err != nil {
@@ -174,7 +178,7 @@ func Make(dir string, n int, o Options) (h *Hosts, err error) {
 	if n >= manyHosts {
 		h.restore = raiseNeighbours()
 	}
-	if h.launcher, err = hold(syscall.CLONE_NEWNET, "ip link set lo up; ip link add br0 type bridge; ip link set br0 up; ip addr add 10.77.255.254/16 dev br0; "+
+	if h.launcher, err = hold(syscall.CLONE_NEWNET, "ip link set lo up; ip link add br0 type bridge; ip link set br0 up; ip link add br1 type bridge; ip link set br1 up; ip addr add 10.77.255.254/16 dev br0; "+
 		"ip -6 addr add fd77::ff:fffe/64 dev br0 nodad; echo ready; cat >/dev/null; :"); err != nil {
 		return nil, fmt.Errorf("launcher's namespace: %w", err)
 	}
@@ -368,10 +372,20 @@ func (h *Hosts) start(i int, o Options) error {
 		return fmt.Errorf("host %s: %w", host.Name, err)
 	}
 	h.holders[i] = k
-	script := fmt.Sprintf("ip link add v%[1]d type veth peer name eth0 netns %[2]d; ip link set v%[1]d master br0 up; nsenter --net=%[3]s ", i+1, k.cmd.Process.Pid, k.ns("net"))
+	script := fmt.Sprintf("ip link add v%[1]d type veth peer name eth0 netns %[2]d; ip link set v%[1]d master br0 up; ", i+1, k.cmd.Process.Pid)
+	if o.Isolated {
+		script += fmt.Sprintf("ip link set v%d type bridge_slave isolated on; ", i+1)
+	}
+	if o.Second {
+		script += fmt.Sprintf("ip link add w%[1]d type veth peer name eth1 netns %[2]d; ip link set w%[1]d master br1 up; ", i+1, k.cmd.Process.Pid)
+	}
+	script += fmt.Sprintf("nsenter --net=%s ", k.ns("net"))
 	script += "sh -ec '"
 	if !o.NoIPv4 {
 		script += fmt.Sprintf("ip addr add %v/16 dev eth0; ", host.Addr)
+	}
+	if o.Second {
+		script += fmt.Sprintf("ip addr add %v/16 dev eth1; ip link set eth1 up; ", host.Second)
 	}
 	script += fmt.Sprintf("ip -6 addr add %v/64 dev eth0 nodad; ip link set eth0 up'", host.Addr6)
 	if out, err := h.Launcher(context.Background(), "/bin/sh", "-ec", script).CombinedOutput(); err != nil {
