@@ -16,7 +16,7 @@ const armHost = `#!/bin/sh
 [ "$1" = b ] || exec /bin/sh -c "$2"
 exec unshare --user --map-root-user --mount --propagation private /bin/sh -ec '
 mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
-printf %s ":arm64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:$QEMU:OCF" >/proc/sys/fs/binfmt_misc/register
+printf %s ":arm64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:$QEMU:POCF" >/proc/sys/fs/binfmt_misc/register
 [ ! -e /proc/sys/kernel/arch ] || mount --bind "$DIR/arch" /proc/sys/kernel/arch
 PATH=$DIR/bin:$PATH exec /bin/sh -c "$1"' sh "$2"
 `
