@@ -53,19 +53,30 @@ var jobHints = map[string]string{
 // ReadJobFile reads a job from a TOML file. Paths in it are relative to the directory in which gorun runs, as on a
 // command line. An error is a *UsageError that names file and line.
 func ReadJobFile(name string) (Job, error) {
+	j, _, err := ReadJobFilePlaces(name)
+	return j, err
+}
+
+// ReadJobFilePlaces also says where in the file each setting stands.
+func ReadJobFilePlaces(name string) (Job, Places, error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
 		if p, ok := errors.AsType[*fs.PathError](err); ok {
 			err = p.Err
 		}
-		return Job{}, usagef("job file %s: %v", name, err)
+		return Job{}, nil, usagef("job file %s: %v", name, err)
 	}
-	return DecodeJob(name, data)
+	return decodeJob(name, data)
 }
 
 // DecodeJob decodes the text of a job file; name is for errors.
 func DecodeJob(name string, data []byte) (Job, error) {
-	d := jobDecoder{file: name}
+	j, _, err := decodeJob(name, data)
+	return j, err
+}
+
+func decodeJob(name string, data []byte) (Job, Places, error) {
+	d := jobDecoder{file: name, index: map[string]*tomlKey{}, places: Places{}}
 	var doc map[string]any
 	if _, err := toml.Decode(string(data), &doc); err != nil {
 		if p, ok := errors.AsType[toml.ParseError](err); ok {
@@ -73,11 +84,16 @@ func DecodeJob(name string, data []byte) (Job, error) {
 			if msg == "" {
 				msg = p.Error()
 			}
-			return Job{}, usagef("%s:%d:%d: %s", name, p.Position.Line, max(p.Position.Col, 1), msg)
+			return Job{}, nil, usagef("%s:%d:%d: %s", name, p.Position.Line, max(p.Position.Col, 1), msg)
 		}
-		return Job{}, usagef("%s: %s", name, strings.TrimPrefix(err.Error(), "toml: "))
+		return Job{}, nil, usagef("%s: %s", name, strings.TrimPrefix(err.Error(), "toml: "))
 	}
 	d.keys = indexKeys(string(data))
+	for i := range d.keys {
+		if k := pathID(d.keys[i].path); d.index[k] == nil { // a table counts where it stands first
+			d.index[k] = &d.keys[i]
+		}
+	}
 	d.unknown()
 	var j Job
 	for i := range JobOptions {
@@ -107,31 +123,39 @@ func DecodeJob(name string, data []byte) (Job, error) {
 		d.failf([]string{"launch", "hostfile"}, "hosts are given twice, by [[host]] and by hostfile: give one of them")
 	}
 	if d.err != nil {
-		return Job{}, d.err
+		return Job{}, nil, d.err
 	}
-	return j, nil
+	return j, d.places, nil
 }
 
 // jobDecoder reads a document; the first error stays.
 type jobDecoder struct {
-	file string
-	keys []tomlKey
-	err  error
+	file   string
+	keys   []tomlKey
+	index  map[string]*tomlKey // by pathID
+	places Places
+	err    error
 }
+
+// pathID tells paths apart.
+func pathID(path []string) string { return strings.Join(path, "\x00") }
 
 // at is the place of a key: file, line and column.
 func (d *jobDecoder) at(path ...string) string {
-	for _, k := range d.keys {
-		if slices.Equal(k.path, path) {
-			return fmt.Sprintf("%s:%d:%d", d.file, k.line, k.col)
-		}
+	if k := d.index[pathID(path)]; k != nil {
+		return fmt.Sprintf("%s:%d:%d", d.file, k.line, k.col)
 	}
 	return d.file
 }
 
 // has reports whether a key is there.
-func (d *jobDecoder) has(path ...string) bool {
-	return slices.ContainsFunc(d.keys, func(k tomlKey) bool { return slices.Equal(k.path, path) })
+func (d *jobDecoder) has(path ...string) bool { return d.index[pathID(path)] != nil }
+
+// note remembers where the setting of a name stands.
+func (d *jobDecoder) note(name string, path ...string) {
+	if k := d.index[pathID(path)]; k != nil {
+		d.places[name] = fmt.Sprintf("%s:%d", d.file, k.line)
+	}
 }
 
 func (d *jobDecoder) failf(path []string, format string, args ...any) {
@@ -237,6 +261,7 @@ func (d *jobDecoder) option(j *Job, o *Option, t map[string]any, path ...string)
 	if !there {
 		return false
 	}
+	d.note(strings.Join(path, "."), path...)
 	set := func(path []string, s string) {
 		err := o.set(j, s)
 		if e, ok := errors.AsType[*valueError](err); ok {
@@ -409,6 +434,7 @@ func (d *jobDecoder) hosts(j *Job, v any) {
 			d.failf(at("name"), "host %q is given twice, first in line %s: give the slots of both in one", h.Name, line)
 		}
 		seen[h.Name] = i
+		d.note("host."+strconv.Itoa(i), table...)
 		j.Hosts = append(j.Hosts, h)
 	}
 }
@@ -425,6 +451,7 @@ func (d *jobDecoder) env(t map[string]any, path ...string) []Setting {
 		if _, err := checkSettings([]Setting{set}); err != nil {
 			d.failf(append(slices.Clone(path), k), "%v", err)
 		}
+		d.note(strings.Join(path, ".")+"."+k, append(slices.Clone(path), k)...)
 		env = append(env, set)
 	}
 	return env

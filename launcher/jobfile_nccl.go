@@ -84,6 +84,7 @@ func (d *jobDecoder) library(t map[string]any, table string) []Setting {
 		if d.has("env", name) {
 			d.failf(path, "%s is given twice, here and as %s in [env]", key, name)
 		}
+		d.note("env."+name, path...)
 		env = append(env, Setting{Name: name, Value: value})
 	}
 	return env

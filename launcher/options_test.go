@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"encoding/json"
 	"reflect"
 	"slices"
 	"strings"
@@ -77,4 +78,40 @@ func TestJobOptions(t *testing.T) {
 	if line := merged.CommandLine(); !strings.Contains(line, "--timeout 0 --kill-grace 0 ") {
 		t.Errorf("no timeout and no grace over a file's: %s", line)
 	}
+}
+
+// A default is a value that the option takes, and the one that a plan has.
+func TestDefaults(t *testing.T) {
+	var j Job
+	for _, o := range JobOptions {
+		if o.Default == "" {
+			continue
+		}
+		if err := o.Set(&j, o.Flags[0], o.Default); err != nil {
+			t.Error(err)
+		}
+	}
+	hosts := []Host{{Name: "x", Addr: "x"}}
+	j.Hosts = hosts
+	got, err := j.Plan(testFacts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := Job{Hosts: hosts}.Plan(testFacts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.BindTo, got.GPUBind = Bind{}, "" // "none" is written in words
+	if d := cmp.Diff(planJSON(t, got), planJSON(t, want)); d != "" {
+		t.Errorf("with all defaults given, -got +want:\n%s", d)
+	}
+}
+
+func planJSON(t *testing.T, p *Plan) string {
+	t.Helper()
+	text, err := json.MarshalIndent(p, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }

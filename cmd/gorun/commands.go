@@ -59,7 +59,7 @@ func newRootCmd(io stdio) *cobra.Command {
 		}
 		defaultHelp(c, args)
 	})
-	root.AddCommand(newRunCmd(io), newBenchCmd(io), newCheckCmd(io), newConfigCmd(io.out), newVersionCmd(io.out))
+	root.AddCommand(newRunCmd(io), newBenchCmd(io), newCheckCmd(io), newConfigCmd(io), newVersionCmd(io.out))
 	for _, t := range []struct {
 		name, short string
 		text        func() string
@@ -183,45 +183,4 @@ func newVersionCmd(out io.Writer) *cobra.Command {
 			return written(fmt.Fprintln(out, versionLine()))
 		},
 	}
-}
-
-func newConfigCmd(out io.Writer) *cobra.Command {
-	config := &cobra.Command{Use: "config", Short: "check a job file, or show what it asks for"}
-	config.RunE = func(c *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return usagef("unknown command config %s; there are config validate and config show", args[0])
-		}
-		return usagef("config needs a command: config validate FILE or config show FILE")
-	}
-	config.Args = cobra.ArbitraryArgs
-	file := func(_ *cobra.Command, args []string) error {
-		if len(args) != 1 {
-			return usagef("needs one job file")
-		}
-		return nil
-	}
-	config.AddCommand(&cobra.Command{
-		Use:   "validate FILE",
-		Short: "check a job file",
-		Args:  file,
-		RunE: func(_ *cobra.Command, args []string) error {
-			job, err := launcher.ReadJobFile(args[0])
-			if err == nil && job.Hostfile != "" {
-				_, err = launcher.ReadHostfile(job.Hostfile)
-			}
-			return err
-		},
-	}, &cobra.Command{
-		Use:   "show FILE",
-		Short: "show what a job file asks for, as a command line",
-		Args:  file,
-		RunE: func(_ *cobra.Command, args []string) error {
-			job, err := launcher.ReadJobFile(args[0])
-			if err != nil {
-				return err
-			}
-			return written(fmt.Fprintln(out, job.CommandLine()))
-		},
-	})
-	return config
 }

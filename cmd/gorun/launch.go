@@ -216,6 +216,23 @@ func tell(io stdio, acct *launcher.Account) {
 
 // jobOf puts together what flags, environment and job file ask for.
 func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error) {
+	sources, err := sourcesOf(q, lookup)
+	if err != nil {
+		return q.job, err
+	}
+	return merge(sources), nil
+}
+
+func merge(sources []launcher.Source) launcher.Job {
+	var jobs []launcher.Job
+	for _, s := range sources {
+		jobs = append(jobs, s.Job)
+	}
+	return launcher.Merge(jobs...)
+}
+
+// sourcesOf are the places that say something about the job, the strongest first: flags, environment, job file.
+func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Source, error) {
 	job := q.job
 	rest := q.rest
 	var more []string // arguments behind a job file
@@ -224,36 +241,48 @@ func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error)
 		file, more, rest = rest[0], rest[1:], nil
 	}
 	if len(job.Apps) > 0 && file == "" && isJobFile(job.Apps[0].Program) {
-		return job, usagef("%s is a job file: its programs are in it ([[app]]), and ':' separates programs of the command line", job.Apps[0].Program)
+		return nil, usagef("%s is a job file: its programs are in it ([[app]]), and ':' separates programs of the command line", job.Apps[0].Program)
 	}
 	if len(rest) > 0 {
 		if rest[0] == "" {
-			return job, usagef("the program's name is empty (an unset variable?)")
+			return nil, usagef("the program's name is empty (an unset variable?)")
 		}
 		job.Program, job.Args = rest[0], rest[1:]
 	}
 	env, err := fromEnviron(lookup)
 	if err != nil {
-		return job, err
+		return nil, err
 	}
-	var of launcher.Job
-	if file != "" {
-		if of, err = launcher.ReadJobFile(file); err != nil {
-			if _, herr := launcher.ReadHostfile(file); herr == nil {
-				return job, usagef("%s is no job file, but may be a hostfile: that is given with --hostfile %s", file, file)
-			}
-			return job, err
+	sources := []launcher.Source{{Job: job, Name: flagName}, {Job: env, Name: func(o *launcher.Option) string { return "variable " + o.Env }}}
+	if file == "" {
+		return sources, nil
+	}
+	of, places, err := launcher.ReadJobFilePlaces(file)
+	if err != nil {
+		if _, herr := launcher.ReadHostfile(file); herr == nil {
+			return nil, usagef("%s is no job file, but may be a hostfile: that is given with --hostfile %s", file, file)
 		}
-		if len(more) > 0 && len(of.Apps) > 0 {
-			return job, usagef("%s has several programs ([[app]]): arguments behind it, as %s, would be of none", file, more[0])
-		}
+		return nil, err
+	}
+	if len(more) > 0 && len(of.Apps) > 0 {
+		return nil, usagef("%s has several programs ([[app]]): arguments behind it, as %s, would be of none", file, more[0])
+	}
+	if len(more) > 0 {
 		of.Args = append(of.Args, more...)
+		places["job.args"] = strings.TrimPrefix(places["job.args"]+", command line", ", ")
 	}
-	job = launcher.Merge(job, env, of)
-	if file != "" && len(job.Programs()) == 0 {
-		return job, usagef("%s: names no program; set program in [job], or give it with gorun -f %s PROGRAM", file, file)
+	if len(job.Programs())+len(of.Programs()) == 0 {
+		return nil, usagef("%s: names no program; set program in [job], or give it with gorun -f %s PROGRAM", file, file)
 	}
-	return job, nil
+	return append(sources, launcher.Source{Job: of, Places: places}), nil
+}
+
+// flagName is where the command line has set an option.
+func flagName(o *launcher.Option) string {
+	if len(o.Flags) == 0 {
+		return "command line"
+	}
+	return "flag " + o.Flags[0]
 }
 
 // isJobFile reports whether the first argument is a job file and not a program.
