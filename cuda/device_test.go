@@ -110,6 +110,15 @@ func TestDeviceCores(t *testing.T) {
 	if got := d.String(); got != "host (1 core)" {
 		t.Errorf("1000 ranks on this machine: got %q", got)
 	}
+	// A rank that is bound to cores of its own shares them with none of the 1000.
+	t.Setenv("GORUN_CPU_SHARE", "1")
+	want := fmt.Sprintf("host (%d cores)", machineCores())
+	if machineCores() == 1 {
+		want = "host (1 core)"
+	}
+	if got := newDevice(t).String(); got != want {
+		t.Errorf("bound: got %q, want %q", got, want)
+	}
 }
 
 func TestDeviceCloseNamesWhatIsOpen(t *testing.T) {

@@ -139,6 +139,9 @@ func (p *Plan) placeLocal(m *Machine) error {
 	for i, r := range ranks {
 		r.Place, r.cpus = &told[i], placed.Ranks[i].CPUs
 		vars := placeVars(placed.Ranks[i])
+		if r.more = len(vars) > 0; !r.more {
+			continue
+		}
 		names := setNames(vars, nil)
 		r.Env = slices.DeleteFunc(r.Env, func(kv string) bool { name, _, _ := strings.Cut(kv, "="); return names[name] })
 		r.Env = append(r.Env, vars...)

@@ -82,6 +82,7 @@ type PlanRank struct {
 	Why   string     `json:"why"`             // why it is on its host
 	Place *RankPlace `json:"place,omitempty"` // what its host gives it; nil: not known before it starts
 	cpus  []int      // that it is bound to; nil: it is not
+	more  bool       // its place sets variables that others may inherit
 }
 
 // AtLaunch names the variables of a rank that a plan can't know: they are drawn when the job is launched.
@@ -527,8 +528,8 @@ func remoteEnviron(login, forward, rank, atLaunch []string) []string {
 // environ is the whole environment of a rank on the local host.
 func (p *Plan) environ(r *PlanRank, atLaunch []string) []string {
 	inherit := p.Apps[r.App].inherit
-	if r.Place != nil {
-		inherit = without(inherit, setNames(r.Env, nil)) // a rank's place sets more than others have
+	if r.more {
+		inherit = without(inherit, setNames(r.Env, nil))
 	}
 	env := make([]string, 0, len(inherit)+len(r.Env)+len(atLaunch))
 	env = append(env, inherit...)

@@ -157,17 +157,6 @@ func foundThere(p *launcher.Plan, app int) bool {
 	return !strings.Contains(name, "/") || p.Remote.NoStage && strings.HasPrefix(name, "/")
 }
 
-// localRanks counts the ranks that run on this host.
-func localRanks(p *launcher.Plan) int {
-	n := 0
-	for _, r := range p.Ranks {
-		if p.Hosts[r.Host].Local {
-			n++
-		}
-	}
-	return n
-}
-
 // hintCommand adds to the error for a missing program that a command of gorun's own has its name.
 func hintCommand(err error, job launcher.Job, program string) error {
 	s, ok := errors.AsType[*launcher.StartError](err)
