@@ -28,14 +28,15 @@ Usage:
   gorun bench [flags]
 
 Flags of a launch that it knows: -np (default 2; every slot of the hosts if there are any), -H,
---hostfile, --map-by, --oversubscribe, --rm, --rsh, --ssh-config, --accept-new-host-keys,
---connect-timeout, --port-range, --stage, -x, --wdir, --device, --tag-output, --timeout,
---kill-grace, --report, --keep-launcher-env. All others are gorun-bench's:
+--hostfile, --map-by, --oversubscribe, --bind-to, --gpu-bind, --rm, --rsh, --ssh-config,
+--accept-new-host-keys, --connect-timeout, --port-range, --stage, -x, --wdir, --device,
+--tag-output, --timeout, --kill-grace, --report, --keep-launcher-env. All others are
+gorun-bench's:
 
 `
 
 // benchFlags are the flags of a launch that gorun bench takes, by their first names. Others are the program's: -n and -f mean something else there.
-var benchFlags = []string{"-np", "-H", "--hostfile", "--map-by", "--oversubscribe", "--rm", "--rsh", "--ssh-config", "--accept-new-host-keys",
+var benchFlags = []string{"-np", "-H", "--hostfile", "--map-by", "--oversubscribe", "--bind-to", "--gpu-bind", "--rm", "--rsh", "--ssh-config", "--accept-new-host-keys",
 	"--connect-timeout", "--port-range", "--stage", "-x", "--wdir", "--device", "--tag-output", "--timeout", "--kill-grace", "--report", "--keep-launcher-env"}
 
 func newBenchCmd(io stdio) *cobra.Command {

@@ -35,6 +35,6 @@ elements of the list (numbers, UUIDs, prefixes, MIG instances) are taken as they
   --gpu-bind hide    the list of a rank is its own GPU alone, which it sees as number 0;
                      LOCAL_RANK stays what it is
 
---dry-run shows where ranks of this host would run, and why, and -v where ranks run on all
-hosts; --report has it, too.
+--dry-run says where ranks of this host would run, and why (--json: for programs); other
+hosts are not asked. -v says where the ranks of all hosts run, and so does --report.
 `
