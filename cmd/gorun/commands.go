@@ -69,6 +69,7 @@ func newRootCmd(io stdio) *cobra.Command {
 		{"hosts", "how hosts are given, reached and filled", func() string { return hostsHelp }},
 		{"environment", "variables that gorun sets and reads", environmentHelp},
 		{"job-file", "the form of a job file", jobFileHelp},
+		{"output", "what becomes of the ranks' output, and who reads stdin", func() string { return outputHelp }},
 		{"placement", "which CPUs and GPUs ranks get", func() string { return placementHelp }},
 		{"report", "what --report writes", func() string { return reportHelp }},
 		{"signals", "what gorun does on a signal", func() string { return signalsHelp }},

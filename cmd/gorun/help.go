@@ -68,7 +68,7 @@ Commands:
   version     print the version
   completion  write a completion script for a shell
   help        this help, and the topics exit-codes, failures, hosts, environment, job-file,
-              placement, report, signals
+              output, placement, report, signals
 `)
 	return b.String()
 }

@@ -112,6 +112,18 @@ func rankMain() {
 			os.Stdout.Write(text[:n])
 			text = text[n:]
 		}
+	case "spew":
+		// Lines of 100 bytes in blocks of 64 KiB, args[1] bytes.
+		left, _ := strconv.Atoi(args[1])
+		line := append(bytes.Repeat([]byte{'a' + byte(rank)}, 99), '\n')
+		text := bytes.Repeat(line, 2<<10) // the blocks begin at different places of a line
+		for at := 0; left > 0; at = (at + 64<<10) % len(line) {
+			n := min(left, 64<<10)
+			if _, err := os.Stdout.Write(text[at : at+n]); err != nil {
+				os.Exit(1)
+			}
+			left -= n
+		}
 	case "flood":
 		mark("up" + me)
 		for block := bytes.Repeat([]byte("all work and no play makes a dull rank\n"), 1000); ; {
