@@ -223,7 +223,7 @@ func (g *driverDevice) memoryInfo() (free, total uint64, err error) {
 type entered struct {
 	g     *driverDevice
 	quiet bool
-	mode  cusys.CaptureMode // the thread's, while quiet
+	mode  int32 // the thread's, while quiet
 }
 
 // enter is bind for calls of this package. While this thread captures, the driver forbids it most calls (even a query of another stream), and spoils
@@ -234,17 +234,15 @@ func (g *driverDevice) enter(quiet bool) (entered, error) {
 		return entered{}, err
 	}
 	e := entered{g: g}
-	if quiet && g.captures.any() {
-		if mode, err := g.drv.ExchangeCaptureMode(cusys.CaptureRelaxed); err == nil {
-			e.quiet, e.mode = true, mode
-		}
+	if quiet {
+		e.mode, e.quiet = g.relax()
 	}
 	return e, nil
 }
 
 func (e entered) leave() {
 	if e.quiet {
-		e.g.drv.ExchangeCaptureMode(e.mode)
+		e.g.restore(e.mode)
 	}
 	e.g.unbind()
 }

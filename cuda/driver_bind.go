@@ -45,7 +45,7 @@ func (g *driverDevice) bindCall() (mode int32, relaxed bool, err error) {
 		err = g.bindThread()
 		runtime.UnlockOSThread() // bind's is left
 	}
-	if err == nil && g.captures.any() {
+	if err == nil {
 		mode, relaxed = g.relax()
 	}
 	return mode, relaxed, err

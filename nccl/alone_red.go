@@ -2,7 +2,6 @@ package nccl
 
 import (
 	"errors"
-	"unsafe"
 
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/cuda/dl"
@@ -20,16 +19,11 @@ func (a *alone) makeRed(t cuda.DType, scalar uint64) (op ncclsys.RedOp, err erro
 			return 0, err
 		}
 	}
-	l := a.lib
-	if err := l.sys.Need(ncclsys.PreMulSum); err != nil {
-		return 0, errors.Join(ErrUnsupported, err)
-	}
-	lt, err := l.typeOf(&Call{Op: OpAllReduce, Type: t})
+	lt, err := a.lib.redType(t)
 	if err != nil {
 		return 0, err
 	}
-	op, err = l.sys.RedOpCreatePreMulSum(unsafe.Pointer(&scalar), lt, ncclsys.OnHost, l.main)
-	return op, result(err)
+	return a.lib.createRed(lt, scalar)
 }
 
 func (a *alone) destroyRed(op ncclsys.RedOp) error {

@@ -368,6 +368,17 @@ func (c *Comm) event(e bootstrap.Event) {
 	}
 }
 
+// afterwards calls f after a while, on a goroutine of g's, unless the communicator is over by then.
+func (c *Comm) afterwards(g *sync.WaitGroup, wait time.Duration, f func()) {
+	g.Go(func() {
+		select {
+		case <-time.After(wait):
+			f()
+		case <-c.ctx.Done():
+		}
+	})
+}
+
 // ended is the failure that the end of a member is: none if it had closed the communicator.
 func (c *Comm) ended(r int, e *bootstrap.RankError) error {
 	if _, closed := c.be.peerClosed(r); closed || e == nil {
@@ -794,10 +805,7 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 	if err := c.usable(); err != nil {
 		return nil, c.errorf("split", err)
 	}
-	c.mu.Lock()
-	gate := c.gate
-	c.mu.Unlock()
-	if gate != nil {
+	if gate := c.lease(); gate != nil {
 		return nil, c.errorf("split", fmt.Errorf("%w: %s", ErrInUse, whoText(gate)))
 	}
 	c.splits++

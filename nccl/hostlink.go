@@ -387,18 +387,9 @@ func (l *hostLinks) silent(r int) bool {
 func (l *hostLinks) afterLastWords(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
-		return
+	if !l.closed {
+		l.h.c.afterwards(&l.wg, lastWords, f)
 	}
-	l.wg.Add(1)
-	go func() {
-		defer l.wg.Done()
-		select {
-		case <-time.After(lastWords):
-			f()
-		case <-l.h.c.ctx.Done():
-		}
-	}()
 }
 
 // awaitLastWords waits until the communicator's failure is told, or the member's end is all that there is to know.

@@ -429,7 +429,7 @@ func (l *library) drainSoon() {
 			l.draining = false
 			l.rmu.Unlock()
 		}()
-		for l.leased() {
+		for l.c.leased.Load() {
 			select {
 			case <-l.c.ctx.Done():
 				return
@@ -438,12 +438,6 @@ func (l *library) drainSoon() {
 		}
 		l.drain()
 	})
-}
-
-func (l *library) leased() bool {
-	l.c.mu.Lock()
-	defer l.c.mu.Unlock()
-	return l.c.gate != nil
 }
 
 // drainGroups are enough for the library to look at what closed graphs have left: it does so at every 11th launch.

@@ -47,11 +47,16 @@ func (m mixing) String() string {
 	return "off: the library adds no events to captured calls, this package orders them"
 }
 
+// userSetting is what the user has set, and where.
+type userSetting struct{ name, value, from string }
+
+func (u userSetting) String() string { return fmt.Sprintf("%s=%s (%s)", u.name, u.value, u.from) }
+
 // processMixing is what holds for the process, as the library reads its environment once.
 var processMixing struct {
 	sync.Mutex
-	users   map[string]string // what the user has set: "NCCL_GRAPH_MIXING_SUPPORT=1 (environment)", or ""
-	decided *mixing           // where it is the environment's, from the first communicator on
+	users   map[string]userSetting
+	decided *mixing // where it is the environment's, from the first communicator on
 }
 
 // decideMixing follows the opening of the library.
@@ -63,11 +68,10 @@ func (l *library) decideMixing() mixing {
 	defer p.Unlock()
 	user, seen := p.users[name]
 	if !seen {
-		if value, from := v.Lookup()(name); value != "" {
-			user = fmt.Sprintf("%s=%s (%s)", name, value, from)
-		}
+		user.name = name
+		user.value, user.from = v.Lookup()(name)
 		if p.users == nil {
-			p.users = map[string]string{}
+			p.users = map[string]userSetting{}
 		}
 		p.users[name] = user
 	}
@@ -81,7 +85,7 @@ func (l *library) decideMixing() mixing {
 	m := chooseMixing(v, l.sys.Version(), user, l.c.job.Nodes(), len(hosts), func(hosts int) string { return proxies(hosts, v.Prefix(), v.Lookup(), "/sys/class", l.linked) })
 	if v == ncclsys.NCCL && !m.config {
 		// In the library's environment only: what the process starts does not get it.
-		if m.off && user == "" {
+		if m.off && user.value == "" {
 			if err := l.sys.Setenv(name, "0"); err != nil {
 				m = mixing{why: err.Error()}
 			}
@@ -92,12 +96,10 @@ func (l *library) decideMixing() mixing {
 }
 
 // chooseMixing decides from the version, the user's setting, and how many hosts job and communicator have; proxies says what speaks against it with so many.
-func chooseMixing(v *ncclsys.Vendor, version ncclsys.Version, user string, job, comm int, proxies func(hosts int) string) mixing {
-	if user != "" {
-		_, value, _ := strings.Cut(user, "=")
-		value, _, _ = strings.Cut(value, " ")
-		n, err := strconv.ParseInt(value, 0, 64)
-		m := mixing{off: err == nil && n == 0, why: user}
+func chooseMixing(v *ncclsys.Vendor, version ncclsys.Version, user userSetting, job, comm int, proxies func(hosts int) string) mixing {
+	if user.value != "" {
+		n, err := strconv.ParseInt(user.value, 0, 64)
+		m := mixing{off: err == nil && n == 0, why: user.String()}
 		if m.off && comm > 1 {
 			m.why += "; between hosts an eager call behind a replay that has not ended can hang"
 		}

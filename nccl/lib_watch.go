@@ -408,16 +408,9 @@ const leaveWait = 100 * time.Millisecond
 func (l *library) afterLastWords(f func()) {
 	l.rmu.Lock()
 	defer l.rmu.Unlock()
-	if l.closing {
-		return
+	if !l.closing {
+		l.c.afterwards(&l.tellers, leaveWait, f)
 	}
-	l.tellers.Go(func() {
-		select {
-		case <-time.After(leaveWait):
-			f()
-		case <-l.c.ctx.Done():
-		}
-	})
 }
 
 // listen waits for a failure that another member tells.

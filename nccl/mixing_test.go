@@ -19,22 +19,22 @@ func TestChooseMixing(t *testing.T) {
 		name      string
 		v         *ncclsys.Vendor
 		version   ncclsys.Version
-		user      string
+		user      userSetting
 		job, comm int
 		proxies   func(int) string
 		want      mixing
 		text      string
 	}{
-		{"one host", ncclsys.NCCL, 22803, "", 1, 1, none, mixing{off: true}, "off: the library adds no events to captured calls, this package orders them"},
-		{"as old as was read", ncclsys.NCCL, 22703, "", 1, 1, none, mixing{off: true}, ""},
-		{"too old", ncclsys.NCCL, 22602, "", 1, 1, none, mixing{why: "whether NCCL 2.26.2 can do without was not looked into"}, "on: whether"},
-		{"another vendor", ncclsys.RCCL, 22803, "", 1, 1, none, mixing{why: "whether RCCL 2.28.3 can do without was not looked into"}, ""},
-		{"the process's, so the job's hosts", ncclsys.NCCL, 22803, "", 2, 1, hosts, mixing{why: "2 hosts"}, "on: 2 hosts"},
-		{"the communicator's, so its hosts", ncclsys.NCCL, 22902, "", 2, 1, none, mixing{off: true, config: true}, ""},
-		{"the communicator's hosts", ncclsys.NCCL, 22902, "", 3, 2, hosts, mixing{config: true, why: "2 hosts"}, ""},
-		{"the user wants it", ncclsys.NCCL, 22803, "NCCL_GRAPH_MIXING_SUPPORT=1 (environment)", 1, 1, none, mixing{why: "NCCL_GRAPH_MIXING_SUPPORT=1 (environment)"}, "on: NCCL_GRAPH_MIXING_SUPPORT=1 (environment)"},
-		{"the user has it off", ncclsys.NCCL, 22902, "NCCL_GRAPH_MIXING_SUPPORT=0 (/etc/nccl.conf)", 2, 2, hosts, mixing{off: true, why: "NCCL_GRAPH_MIXING_SUPPORT=0 (/etc/nccl.conf); between hosts an eager call behind a replay that has not ended can hang"}, "off: NCCL_GRAPH_MIXING_SUPPORT=0 (/etc/nccl.conf)"},
-		{"the user has it off in hexadecimal", ncclsys.NCCL, 22803, "NCCL_GRAPH_MIXING_SUPPORT=0x0 (environment)", 1, 1, none, mixing{off: true, why: "NCCL_GRAPH_MIXING_SUPPORT=0x0 (environment)"}, ""},
+		{"one host", ncclsys.NCCL, 22803, userSetting{}, 1, 1, none, mixing{off: true}, "off: the library adds no events to captured calls, this package orders them"},
+		{"as old as was read", ncclsys.NCCL, 22703, userSetting{}, 1, 1, none, mixing{off: true}, ""},
+		{"too old", ncclsys.NCCL, 22602, userSetting{}, 1, 1, none, mixing{why: "whether NCCL 2.26.2 can do without was not looked into"}, "on: whether"},
+		{"another vendor", ncclsys.RCCL, 22803, userSetting{}, 1, 1, none, mixing{why: "whether RCCL 2.28.3 can do without was not looked into"}, ""},
+		{"the process's, so the job's hosts", ncclsys.NCCL, 22803, userSetting{}, 2, 1, hosts, mixing{why: "2 hosts"}, "on: 2 hosts"},
+		{"the communicator's, so its hosts", ncclsys.NCCL, 22902, userSetting{}, 2, 1, none, mixing{off: true, config: true}, ""},
+		{"the communicator's hosts", ncclsys.NCCL, 22902, userSetting{}, 3, 2, hosts, mixing{config: true, why: "2 hosts"}, ""},
+		{"the user wants it", ncclsys.NCCL, 22803, userSetting{"NCCL_GRAPH_MIXING_SUPPORT", "1", "environment"}, 1, 1, none, mixing{why: "NCCL_GRAPH_MIXING_SUPPORT=1 (environment)"}, "on: NCCL_GRAPH_MIXING_SUPPORT=1 (environment)"},
+		{"the user has it off", ncclsys.NCCL, 22902, userSetting{"NCCL_GRAPH_MIXING_SUPPORT", "0", "/etc/nccl.conf"}, 2, 2, hosts, mixing{off: true, why: "NCCL_GRAPH_MIXING_SUPPORT=0 (/etc/nccl.conf); between hosts an eager call behind a replay that has not ended can hang"}, "off: NCCL_GRAPH_MIXING_SUPPORT=0 (/etc/nccl.conf)"},
+		{"the user has it off in hexadecimal", ncclsys.NCCL, 22803, userSetting{"NCCL_GRAPH_MIXING_SUPPORT", "0x0", "environment"}, 1, 1, none, mixing{off: true, why: "NCCL_GRAPH_MIXING_SUPPORT=0x0 (environment)"}, ""},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {

@@ -130,10 +130,7 @@ func (o RedOp) PreMultiplied() bool { return o>>31 != 0 } // what a record tells
 
 // makeRed makes the library's. Local there, too.
 func (l *library) makeRed(t cuda.DType, scalar uint64) (ncclsys.RedOp, error) {
-	if err := l.sys.Need(ncclsys.PreMulSum); err != nil {
-		return 0, errors.Join(ErrUnsupported, err)
-	}
-	lt, err := l.typeOf(&Call{Op: OpAllReduce, Type: t})
+	lt, err := l.redType(t)
 	if err != nil {
 		return 0, err
 	}
@@ -143,7 +140,19 @@ func (l *library) makeRed(t cuda.DType, scalar uint64) (ncclsys.RedOp, error) {
 		return 0, err
 	}
 	defer l.leave()
-	op, err := l.sys.RedOpCreatePreMulSum(unsafe.Pointer(&scalar), lt, ncclsys.OnHost, l.main)
+	return l.createRed(lt, scalar)
+}
+
+// redType is the library's type for a pre-multiplied sum.
+func (l *library) redType(t cuda.DType) (ncclsys.DataType, error) {
+	if err := l.sys.Need(ncclsys.PreMulSum); err != nil {
+		return 0, errors.Join(ErrUnsupported, err)
+	}
+	return l.typeOf(&Call{Op: OpAllReduce, Type: t})
+}
+
+func (l *library) createRed(t ncclsys.DataType, scalar uint64) (ncclsys.RedOp, error) {
+	op, err := l.sys.RedOpCreatePreMulSum(unsafe.Pointer(&scalar), t, ncclsys.OnHost, l.main)
 	return op, result(err)
 }
 

@@ -62,7 +62,9 @@ var Vars = []Var{
 	{"GORUN_MCCL_LIB", ByUser, "file of Moore Threads' MCCL"},
 	{"GORUN_HIP_LIB", ByUser, "file of AMD's HIP library"},
 	{"GORUN_RCCL_LIB", ByUser, "file of AMD's RCCL"},
-	{"GORUN_NVRTC_LIB", ByUser, "file of NVIDIA's run-time compiler (GORUN_MTRTC_LIB, GORUN_HIPRTC_LIB: the others')"},
+	{"GORUN_NVRTC_LIB", ByUser, "file of NVIDIA's run-time compiler"},
+	{"GORUN_MTRTC_LIB", ByUser, "file of Moore Threads' run-time compiler"},
+	{"GORUN_HIPRTC_LIB", ByUser, "file of AMD's run-time compiler"},
 }
 
 // Pattern names variables of one launcher: exactly Name, or all that begin with it if it ends in "*".
