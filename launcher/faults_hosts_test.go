@@ -309,7 +309,7 @@ func TestHostsFaultsWhileTheyStart(t *testing.T) {
 		})
 	}
 	t.Run("a link is cut", func(t *testing.T) {
-		limit = "6s" // while gorun itself is sent nothing else bounds the wait
+		limit = "6s" // until gorun itself is sent, and when its last byte has been, nothing else bounds the wait
 		for k := range 2 {
 			j = launch()
 			moment := time.NewTimer(whole * time.Duration(k+1) / 3)

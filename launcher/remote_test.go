@@ -103,6 +103,20 @@ func TestLocalAndRemoteRanks(t *testing.T) {
 	}
 }
 
+// A timeout ends the ranks here and those of an agent alike, also what a wrapper has started.
+func TestTimeoutHereAndThere(t *testing.T) {
+	acct := Run(t.Context(), planOn(t, Job{Timeout: 300 * time.Millisecond}, "sleep 1000 & wait", "here:2", "b:2"), remoteOptions(t, Options{Stdout: &sink{}, Stderr: &sink{}}))
+	if acct.Code != ExitTimeout {
+		t.Errorf("code %d, want %d: %s", acct.Code, ExitTimeout, acct.Summary())
+	}
+	for _, r := range acct.Ranks {
+		if r.PID != 0 && r.Signal == "" {
+			t.Errorf("rank %d on %s was not ended: %+v", r.Rank, r.Host, r)
+		}
+	}
+	nothingLeft(t, acct.Job)
+}
+
 // Whatever an agent says, gorun does not fall over.
 func FuzzAgentSays(f *testing.F) {
 	for _, m := range []*agentwire.Message{

@@ -250,6 +250,22 @@ func TestRemote(t *testing.T) {
 			t.Errorf("-got +want:\n%.3000s", d)
 		}
 	})
+	t.Run("environment that shells choke on", func(t *testing.T) {
+		odd := map[string]string{"BASH_FUNC_f%%": "() {  echo \"it's\"; }", "LESSOPEN": "||/usr/bin/lesspipe '%s'", "A.B-C": `--x="a b"\\`}
+		var args []string
+		for name, value := range odd {
+			args = append(args, "-x", name+"="+value)
+		}
+		j := remoteJob(t, home, "a,b", append(args, "/usr/bin/env", "-0")...)
+		if got := j.run(); got != 0 {
+			t.Fatalf("exit code %d: %s", got, j.err.String())
+		}
+		for name, value := range odd {
+			if got := strings.Count(j.out.String(), name+"="+value+"\x00"); got != 2 {
+				t.Errorf("%s=%s arrives on %d hosts of 2", name, value, got)
+			}
+		}
+	})
 	t.Run("report", func(t *testing.T) {
 		report := filepath.Join(t.TempDir(), "r.json")
 		j := remoteJob(t, home, "a,b", "--report", report, "rank", "join", "well")
