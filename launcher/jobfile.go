@@ -15,8 +15,19 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// hostKeys are the keys of a [[host]].
-var hostKeys = []string{"name", "address", "user", "port", "slots", "max_slots"}
+// hostKeys are the keys of a [[host]]; those with a max are numbers from 1.
+var hostKeys = []struct {
+	key  string
+	max  int
+	help string
+}{
+	{"name", 0, "the host: a name, an address, or an alias of the ssh configuration"},
+	{"address", 0, "where ssh finds it (default: the name)"},
+	{"user", 0, "who logs in there (default: as the ssh configuration says)"},
+	{"port", 65535, "port of sshd (default: as the ssh configuration says)"},
+	{"slots", maxSlots, "ranks that it takes (default 1)"},
+	{"max_slots", maxSlots, "ranks that it takes with oversubscribe (default: any number)"},
+}
 
 // jobTables are the tables of a job file.
 var jobTables = []string{"job", "app", "host", "env", "output", "launch", "nccl", "mccl"}
@@ -27,7 +38,11 @@ func keysOf(table string) []string {
 	case "":
 		return jobTables
 	case "host":
-		return hostKeys
+		var keys []string
+		for _, k := range hostKeys {
+			keys = append(keys, k.key)
+		}
+		return keys
 	case "app":
 		return append(keysOfApp(), "env")
 	case "nccl", "mccl":

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -190,17 +191,28 @@ func TestReadJobFileMissing(t *testing.T) {
 // Every example in configs is a job file.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../configs/*.toml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no examples in configs: %v", err)
+	if err != nil || len(files) < 6 {
+		t.Fatalf("%d examples in configs, %v", len(files), err)
 	}
+	root := schemaOf(t)
 	for _, f := range files {
 		job, err := ReadJobFile(f)
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		if job.Program == "" {
+		if len(job.Programs()) == 0 {
 			t.Errorf("%s names no program", f)
+		}
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.HasPrefix(text, []byte("#:schema job.schema.json\n")) {
+			t.Errorf("%s does not name its schema in the first line", f)
+		}
+		if err := root.checkTOML(text); err != nil {
+			t.Errorf("%s: %v", f, err)
 		}
 		if _, err := job.Plan(testFacts); err != nil {
 			t.Errorf("%s: %v", f, err)

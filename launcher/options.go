@@ -31,6 +31,7 @@ type Option struct {
 type field struct {
 	kind     kind
 	min, max int                              // bounds of a number
+	choices  []string                         // all that it may be; none: that cannot be listed
 	set      func(j *Job, value string) error // reads one value; that of a list is added
 	values   func(j *Job) []string            // as set reads them; none where nothing was set
 	merge    func(j, weaker *Job)             // takes the weaker job's value where j has none
@@ -243,12 +244,14 @@ func text(at func(*Job) *string) field {
 
 // word is one of some words, or any where none are given.
 func word(at func(*Job) *string, words ...string) field {
-	return scalar(kindWord, at, func(s string) (string, error) {
+	f := scalar(kindWord, at, func(s string) (string, error) {
 		if len(words) > 0 && !slices.Contains(words, s) {
 			return "", &valueError{s, either(words)}
 		}
 		return s, nil
 	}, func(s string) string { return s })
+	f.choices = words
+	return f
 }
 
 // either lists words as in "none, slurm or pbs".

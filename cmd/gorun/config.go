@@ -21,9 +21,9 @@ func newConfigCmd(io stdio) *cobra.Command {
 	config := &cobra.Command{Use: "config", Short: "check a job file, or show what it asks for"}
 	config.RunE = func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return usagef("unknown command config %s; there are config validate and config show", args[0])
+			return usagef("unknown command config %s; there are config validate, config show and config schema", args[0])
 		}
-		return usagef("config needs a command: config validate FILE or config show FILE")
+		return usagef("config needs a command: config validate FILE, config show FILE or config schema")
 	}
 	config.Args = cobra.ArbitraryArgs
 	show := &cobra.Command{
@@ -59,6 +59,11 @@ func newConfigCmd(io stdio) *cobra.Command {
 			}
 			return err
 		},
+	}, &cobra.Command{
+		Use:   "schema",
+		Short: "print the JSON Schema of a job file, for editors",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return written(io.out.Write(launcher.JobSchema())) },
 	}, show)
 	return config
 }

@@ -49,7 +49,9 @@ const jobFileNCCL = `
 `
 
 const jobFileEnd = `
-A key that is not listed here is an error. gorun config validate FILE checks a file.
+A key that is not listed here is an error. gorun config validate FILE checks a file, and
+gorun config show FILE tells each setting and where it comes from. gorun config schema
+prints a JSON Schema: #:schema FILE in the first line lets editors complete and check.
 `
 
 // jobFileHelp shows each key of a job file with an example.
