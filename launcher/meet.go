@@ -20,8 +20,8 @@ const (
 	firstWait = time.Second
 	// betterWait is how long an address that is liked better is waited for once each host has one.
 	betterWait = 300 * time.Millisecond
-	// meetBound bounds all of it: two probes, by TCP and UDP, of the first addresses and of the others.
-	meetBound = 2*2*probeWait + 5*time.Second
+	// meetBound bounds all of it: the probes of the first addresses and of the others.
+	meetBound = 2*probeWait + 9*time.Second
 	// tellReached is how often a host tells what it has reached.
 	tellReached = 100 * time.Millisecond
 )

@@ -135,12 +135,21 @@ var errStranger = errors.New("something else answers there")
 // probe reaches a host. The first answer took as long as it says.
 func probe(ctx context.Context, key []byte, host int, addr string) (took time.Duration, err error) {
 	begin := time.Now()
-	if err := probeBy(ctx, "tcp", key, host, addr); err != nil {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	udp := make(chan error, 1)
+	go func() { udp <- probeBy(ctx, "udp", key, host, addr) }()
+	err = probeBy(ctx, "tcp", key, host, addr)
+	took = time.Since(begin)
+	if err != nil {
+		cancel() // one is enough
+	}
+	unreached := <-udp
+	if err != nil {
 		return 0, fmt.Errorf("tcp: %w", err)
 	}
-	took = time.Since(begin)
-	if err := probeBy(ctx, "udp", key, host, addr); err != nil {
-		return 0, fmt.Errorf("udp: %w", err)
+	if unreached != nil {
+		return 0, fmt.Errorf("udp: %w", unreached)
 	}
 	return took, nil
 }
