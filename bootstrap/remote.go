@@ -225,6 +225,13 @@ func (r *remote) handle(m wire.Message) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		delete(r.fetches, m.ID)
+	case wire.Stacks:
+		if err := d.End(); err != nil {
+			return err
+		}
+		go func(id uint64) { // not here: it takes a moment, in which events would wait
+			r.conn.Send(wire.Message{Type: wire.Stacked, ID: id, Payload: stacks()})
+		}(m.ID)
 	default:
 		return &wire.Error{Reason: fmt.Sprintf("a node sent a message of type %d", m.Type)}
 	}

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,6 +21,10 @@ type (
 // Standings tells of each rank of this host what it waits in: the operations of its job that have no answer, and the collectives that it has
 // waited for longer than a moment. It asks no rank, so that it works whatever they hang in.
 func (n *Node) Standings() []Standing { return n.server.Standings() }
+
+// Stacks asks the ranks of this host for the stacks of their goroutines, as runtime.Stack writes them, and returns what has come when all have answered or ctx
+// is done, by rank. Only ranks that have joined can answer, and none whose process is stopped.
+func (n *Node) Stacks(ctx context.Context) map[int][]byte { return n.server.Stacks(ctx) }
 
 // maxTold is how many ranks of a kind a line of a Report describes one by one, and maxLines how many lines it has.
 const (

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -168,4 +169,30 @@ func TestReport(t *testing.T) {
 	if got := Report(lines, make([]int, 100), nil); len(got) != maxLines || !slices.Contains(got, "and 81 more operations that ranks wait in") {
 		t.Errorf("%d lines, the last %q", len(got), got[len(got)-1])
 	}
+}
+
+// A host asks its ranks for their stacks; those that do not answer are left out.
+func TestStacks(t *testing.T) {
+	c := newCluster(t, true, 2, 2)
+	c.startAll()
+	c.ready()
+	c.joinAll()
+	// Behind the barrier every host has seen its ranks' hello through.
+	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error { return j.Barrier(ctx) }))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for host, want := range [][]int{{0, 1}, {2, 3}} {
+		all := c.nodes[host].Stacks(ctx)
+		if got := slices.Sorted(maps.Keys(all)); !slices.Equal(got, want) {
+			t.Errorf("host %d: stacks of ranks %v, want %v", host, got, want)
+		}
+		for rank, text := range all {
+			if !strings.HasPrefix(string(text), "goroutine ") || !strings.Contains(string(text), "TestStacks") {
+				t.Errorf("rank %d: %.200q", rank, text)
+			}
+		}
+	}
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	c.nodes[0].Stacks(over) // returns
 }

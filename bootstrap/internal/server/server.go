@@ -77,6 +77,7 @@ type Server struct {
 	anyone bool          // somebody has joined
 	events []store.Event // those that were passed on
 	fetch  map[uint64]*fetch
+	stacks map[uint64]*stackQuestion
 	token  uint64
 }
 
@@ -139,7 +140,7 @@ func Start(c Config) (*Server, error) {
 	}
 	s := &Server{
 		Config: c, listener: l, quit: make(chan struct{}),
-		conns: map[*conn]bool{}, ranks: map[int]*rank{}, fetch: map[uint64]*fetch{},
+		conns: map[*conn]bool{}, ranks: map[int]*rank{}, fetch: map[uint64]*fetch{}, stacks: map[uint64]*stackQuestion{},
 	}
 	for r, n := range c.NodeOf {
 		if n == c.Node {
@@ -395,6 +396,8 @@ func (s *Server) handle(c *conn, m wire.Message) error {
 			digest.EncodeStates(&e, states)
 			sendReply(c, m.ID, store.Reply{Values: [][]byte{e.B}}, nil)
 		})
+	case wire.Stacked:
+		s.stacked(r, m.ID, m.Payload)
 	case wire.Suspect:
 		suspect := d.Int()
 		if err := d.End(); err != nil {

@@ -18,10 +18,13 @@ import (
 )
 
 // Version of the protocol; both sides are built from one source, a difference is a stale binary.
-const Version = 5
+const Version = 6
 
 // MaxPayload is how much of a message one packet carries; longer messages take several.
 const MaxPayload = 64 << 10
+
+// MaxStacks bounds the stacks that a rank tells, in bytes: those of more than a thousand goroutines.
+const MaxStacks = 1 << 20
 
 const (
 	headerSize = 16
@@ -49,7 +52,9 @@ const (
 	Fetched                     // rank: the answer to fetch ID, maybe with a descriptor
 	Suspect                     // rank: it fails because of the rank that it names; no answer
 	Far                         // rank: ask for an account in the ledgers of ranks on other hosts
-	lastType    = Far
+	Stacks                      // node: ask for the stacks of the rank's goroutines
+	Stacked                     // rank: the answer to stacks ID, as runtime.Stack writes them
+	lastType    = Stacked
 )
 
 // Message is what is said at once. ID ties answers to questions.
