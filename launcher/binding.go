@@ -3,6 +3,7 @@ package launcher
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,13 +33,24 @@ const (
 	GPUBindHide = "hide" // a rank sees its own GPU alone
 )
 
-// ReadMachine looks at this host for ranks that are to be bound so.
+// ReadMachine looks at this host for ranks that are to be bound so. Where the kernel lets nothing be bound that is an error only if it was asked for.
 func ReadMachine(b Bind) (*Machine, error) {
 	allowed, err := placement.Allowed()
-	if err != nil {
-		return nil, fmt.Errorf("find the CPUs of this host: %w", err)
+	if err == nil {
+		err = placement.Use(allowed) // changes nothing
 	}
-	return placement.Read("/", allowed, b), nil
+	switch {
+	case err == nil:
+		return placement.Read("/", allowed, b), nil
+	case b.To != "" && b.To != placement.None:
+		return nil, fmt.Errorf("--bind-to %v: the kernel lets no CPUs be chosen: %w", b, err)
+	}
+	if allowed == nil {
+		for cpu := range runtime.NumCPU() {
+			allowed = append(allowed, cpu)
+		}
+	}
+	return placement.Read("/", allowed, Bind{To: placement.None}), nil
 }
 
 // VisibleGPUs counts the GPUs of this host that a program with the environment may use, by the traces that the kernel shows and

@@ -10,6 +10,8 @@ import (
 // runRanks runs a program of gorun's own on this host, without stdin.
 func runRanks(job launcher.Job, s stdio, stdout, stderr io.Writer) (*launcher.Account, error) {
 	job.Stdin, job.RM = launcher.StdinNone, launcher.RMNone
+	crowd := true // check itself says what a host lacks
+	job.Oversubscribe = &crowd
 	plan, err := planOf(job, s, false)
 	if err != nil {
 		return nil, err

@@ -27,7 +27,7 @@ func TestCheckWithBench(t *testing.T) {
 	run := func(t *testing.T, args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "gorun"), append([]string{"check"}, args...)...)
-		cmd.Env = append(os.Environ(), "GORUN_DEVICE=host")
+		cmd.Env = append(os.Environ(), "GORUN_DEVICE=host", "GORUN_OVERSUBSCRIBE=")
 		var errs strings.Builder
 		cmd.Stderr = &errs
 		out, err := cmd.Output()

@@ -100,7 +100,7 @@ and count from start.
     program          its program, of a job with several
     place            the CPUs and the GPU that it has:
       cpus             that it may use
-      bound            those are not all of its host's
+      bound            gorun bound it to them
       why              what they are, or why it is not bound
       gpu, visible_gpus   its own by its local rank, and those that it sees
 `

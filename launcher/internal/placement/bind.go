@@ -347,7 +347,7 @@ type HostPlace struct {
 // RankPlace is what concerns a rank.
 type RankPlace struct {
 	CPUs    string `json:"cpus"`                   // that it may use: "0-3,8"
-	Bound   bool   `json:"bound"`                  // those are not all of its host's
+	Bound   bool   `json:"bound"`                  // gorun bound it to them
 	Why     string `json:"why"`                    // what they are ("NUMA node 1, near GPU 5"), or why it is not bound
 	GPU     string `json:"gpu,omitempty"`          // the token of its GPU, if it chooses by its local rank; "": none, or not known
 	Visible string `json:"visible_gpus,omitempty"` // the tokens of those that it sees

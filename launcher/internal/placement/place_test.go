@@ -203,6 +203,31 @@ func TestVisibleTokens(t *testing.T) {
 	}
 }
 
+func FuzzVisible(f *testing.F) {
+	root, allowed := recordedHost(f, "server")
+	gpus := Read(root, allowed, Bind{To: ToNUMA}).GPUs
+	for _, list := range []string{"", "0", "1,0", "-1", "GPU-1a5e,MIG-GPU-1a5e1b00-0000-4000-8000-000000000001/1/0", "NoDevFiles", " 3 ,3", ",", "99999999999999999999"} {
+		f.Add(list)
+	}
+	f.Fuzz(func(t *testing.T, list string) {
+		env := LookupIn([]string{"CUDA_VISIBLE_DEVICES=" + list})
+		v := gpus.Visible(env)
+		for i, item := range strings.Split(list, ",")[:len(v.Tokens)] {
+			if strings.TrimSpace(item) != v.Tokens[i] { // only the white space around it goes
+				t.Fatalf("%q: token %d is %q", list, i, v.Tokens[i])
+			}
+		}
+		for i := range v.Tokens {
+			if n := v.node(i); n < -1 || n > 1 {
+				t.Errorf("%q: token %q is near node %d", list, v.Tokens[i], n)
+			}
+			if hidden := v.only(i, env); len(hidden) != 1 || hidden[0] != "CUDA_VISIBLE_DEVICES="+v.Tokens[i] {
+				t.Errorf("%q: hidden as %q", list, hidden)
+			}
+		}
+	})
+}
+
 func TestVisibleOtherMakers(t *testing.T) {
 	root, allowed := recordedHost(t, "amd")
 	musa := t.TempDir()
