@@ -221,7 +221,7 @@ func TestEarlySuccessIsNoFault(t *testing.T) {
 
 // The kernel kills a rank that takes more memory than its control group has, and the account says so.
 func TestOutOfMemory(t *testing.T) {
-	group, limit := memoryGroup(t)
+	group, limit := controlGroup(t, "memory", "memory.limit_in_bytes", "memory.max")
 	if err := os.WriteFile(filepath.Join(group, limit), []byte("128M"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -251,8 +251,8 @@ func TestOutOfMemory(t *testing.T) {
 	})
 }
 
-// memoryGroup makes a control group, and says which of its files limits memory.
-func memoryGroup(t *testing.T) (dir, limit string) {
+// controlGroup makes a control group, and says which of its files limits what a controller controls: the older kind's or the unified one's.
+func controlGroup(t *testing.T, controller, older, unified string) (dir, limit string) {
 	t.Helper()
 	name := "gorun-test-" + strconv.Itoa(os.Getpid())
 	text, err := os.ReadFile("/proc/self/cgroup")
@@ -266,10 +266,10 @@ func memoryGroup(t *testing.T) (dir, limit string) {
 			continue
 		}
 		switch {
-		case slices.Contains(strings.Split(f[1], ","), "memory"):
-			dir, limit = filepath.Join("/sys/fs/cgroup/memory", f[2], name), "memory.limit_in_bytes"
+		case slices.Contains(strings.Split(f[1], ","), controller):
+			dir, limit = filepath.Join("/sys/fs/cgroup", controller, f[2], name), older
 		case f[1] == "":
-			dir, limit = filepath.Join("/sys/fs/cgroup", f[2], name), "memory.max"
+			dir, limit = filepath.Join("/sys/fs/cgroup", f[2], name), unified
 		}
 		if why = os.Mkdir(dir, 0o700); why != nil {
 			continue
@@ -294,8 +294,8 @@ func memoryGroup(t *testing.T) (dir, limit string) {
 		return dir, limit
 	}
 	if os.Getenv("GORUN_CI") == "1" {
-		t.Fatalf("no control group with a limit of memory can be made, and GORUN_CI=1 demands it: %v", why)
+		t.Fatalf("no control group with a limit of %s can be made, and GORUN_CI=1 demands it: %v", controller, why)
 	}
-	t.Skipf("no control group with a limit of memory can be made here: %v", why)
+	t.Skipf("no control group with a limit of %s can be made here: %v", controller, why)
 	return "", ""
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -76,6 +77,7 @@ func TestPlacement(t *testing.T) {
 	t.Run("within the allowed CPUs", func(t *testing.T) { placedWithin(t, home) })
 	t.Run("cores", func(t *testing.T) { placedOnCores(t, home) })
 	t.Run("more ranks than CPUs", func(t *testing.T) { placedCrowded(t, home) })
+	t.Run("quota", placedInQuota)
 	t.Run("inherited", placedInherited)
 }
 
@@ -190,6 +192,26 @@ func placedCrowded(t *testing.T, home string) {
 				t.Errorf("%d ranks have run", len(lines))
 			}
 		})
+	}
+}
+
+// Ranks that share the time of one CPU and a half are bound to none.
+func placedInQuota(t *testing.T) {
+	ownCPUs(t, 2)
+	group, limit := controlGroup(t, "cpu", "cpu.cfs_quota_us", "cpu.max")
+	if err := os.WriteFile(filepath.Join(group, limit), []byte("150000"), 0o600); err != nil { // of 100000, which is the default
+		t.Fatal(err)
+	}
+	j := crowdedSaid(newJob(t, "-np", "2", "--bind-to", "core", "rank", "cpus"))
+	args := append([]string{"-c", `echo 0 >"$0/cgroup.procs" && exec "$@"`, group, j.cmd.Path}, j.cmd.Args[1:]...)
+	j.cmd.Path, j.cmd.Args = "/bin/sh", append([]string{"sh"}, args...)
+	code := j.run()
+	j.goneIn(time.Second)
+	if want := "gorun: 2 ranks share 1.5 CPUs (quota of the control group); not bound: --bind-to core needs a core for each rank\n"; code != 0 || j.err.String() != want {
+		t.Errorf("exit code %d, stderr %q, want %q", code, j.err.String(), want)
+	}
+	if strings.Contains(j.out.String(), " 1\n") { // GORUN_CPU_SHARE of a bound rank
+		t.Errorf("a rank is bound: %s", j.out.String())
 	}
 }
 
