@@ -164,11 +164,18 @@ const (
 func (r *RankAccount) lostSilently() bool { return r.done && r.status.ok() && r.Joined && !r.Left }
 
 // before reports whether r ended before o did. A rank can see the end of another before that one's process is gone (the
-// goodbye of a rank that then exits with an error, a GPU that is slow to let go), fail, and be gone first: so what counts is
+// goodbye of a rank that then exits with an error, a GPU that is slow to let go), fail, and be gone first: so what counts for ranks that had joined is
 // the order in which the job heard of it.
 func (r *RankAccount) before(o *RankAccount) bool {
-	if r.heard > 0 && o.heard > 0 {
-		return r.heard < o.heard
+	if r.heard > 0 && o.heard > 0 && (r.heard < o.heard) != r.End.Before(o.End) {
+		// The end of one that had not joined is all that there was to hear of it, and word from another host takes its time.
+		first, last := r, o
+		if o.heard < r.heard {
+			first, last = o, r
+		}
+		if first.Joined && first.End.Sub(last.End) < originSpan {
+			return first == r
+		}
 	}
 	if !r.End.Equal(o.End) {
 		return r.End.Before(o.End)

@@ -26,7 +26,9 @@ func TestSettle(t *testing.T) {
 	left.Left = true
 	late := ended(2, 2, ok, "")
 	late.Joined = true
-	heard := func(r RankAccount, n int) RankAccount { r.heard = n; return r }
+	heard := func(r RankAccount, n int) RankAccount { r.heard, r.Joined, r.Left = n, true, true; return r }
+	alien := func(r RankAccount, n int) RankAccount { r.heard = n; return r }
+	much := func(r RankAccount) RankAccount { r.End = r.End.Add(time.Minute); return r }
 	for _, c := range []struct {
 		name      string
 		reason    Reason
@@ -45,6 +47,8 @@ func TestSettle(t *testing.T) {
 		{"silent end after", ReasonFailed, []RankAccount{ended(0, 1, code(4), ""), late}, 0, 0, 4, 0},
 		{"goodbye, then failure", ReasonFailed, []RankAccount{heard(ended(0, 1, code(1), ""), 2), heard(ended(1, 2, code(7), ""), 1)}, 0, 0, 7, 1},
 		{"connection lost first, process gone last", ReasonFailed, []RankAccount{heard(ended(0, 1, code(1), ""), 2), heard(ended(1, 2, sig(syscall.SIGSEGV), ""), 1)}, 0, 0, 139, 1},
+		{"heard of late, from another host", ReasonFailed, []RankAccount{alien(ended(0, 2, code(1), ""), 1), alien(ended(1, 1, sig(syscall.SIGSEGV), ""), 2)}, 0, 0, 139, 1},
+		{"goodbye, and a failure much later", ReasonFailed, []RankAccount{heard(ended(0, 1, code(1), ""), 2), much(heard(ended(1, 2, code(7), ""), 1))}, 0, 0, 1, 0},
 		{"not heard of", ReasonFailed, []RankAccount{heard(ended(0, 2, code(1), ""), 1), ended(1, 1, code(7), "")}, 0, 0, 7, 1},
 		{"timeout", ReasonTimeout, []RankAccount{ended(0, 1, sig(syscall.SIGTERM), "SIGTERM")}, 0, 0, 124, -1},
 		{"ctrl-c", ReasonSignal, []RankAccount{ended(0, 1, ok, "SIGINT")}, syscall.SIGINT, 0, 130, -1},

@@ -212,7 +212,7 @@ func TestSuspectIsLeftAlone(t *testing.T) {
 		{"no grace", NoGrace, `case $GORUN_RANK in 0) exit 1;; *) sleep 1000;; esac`, 1, 0, "then: ranks 1,2 ended by gorun (SIGKILL)"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := &fakeNode{ended: []int{1, 0}}
+			n := &fakeNode{ended: []int{1, 0}, joined: map[int][2]bool{1: {true, true}}}
 			p := planOf(t, Job{NP: 3, KillGrace: c.grace}, `echo $$ >tmp$GORUN_RANK; mv tmp$GORUN_RANK pid$GORUN_RANK; until [ -e pid0 -a -e pid1 -a -e pid2 ]; do sleep 0.01; done; `+c.script)
 			acct := Run(t.Context(), p, Options{start: func(context.Context, node.Config) (control, error) { return n, nil }})
 			if acct.Code != c.code || acct.Cause != c.cause || !strings.Contains(acct.Summary(), c.sub) {

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // randomEnd is a rank's part in a random job. It acts when the rank before it has ended.
@@ -36,73 +37,87 @@ func randomEnds(rnd *rand.Rand) randomEnd {
 	}
 }
 
-// Ranks end one after the other, each in its way. The first that does not end well decides the exit code and is named.
-// GORUN_TEST_JOBS=1000 runs more of them.
+// long is for what is done before a release.
+var long = flag.Bool("long", false, "run more of the random jobs")
+
+// Ranks end one after the other, each in its way. The first that does not end well decides the exit code and is named, whatever the others do, and
+// whether they are ended or waited for.
 func TestRandomEnds(t *testing.T) {
-	jobs := 25
-	if s := os.Getenv("GORUN_TEST_JOBS"); s != "" {
-		var err error
-		if jobs, err = strconv.Atoi(s); err != nil {
-			t.Fatal(err)
+	jobs := 200
+	if *long {
+		jobs = 1000
+	}
+	home := remoteHome(t)
+	const lanes = 4
+	for lane := range lanes {
+		t.Run(strconv.Itoa(lane), func(t *testing.T) {
+			t.Parallel()
+			for seed := lane; seed < jobs; seed += lanes {
+				randomEndsJob(t, home, seed)
+			}
+		})
+	}
+}
+
+// randomEndsJob runs one of the jobs.
+func randomEndsJob(t *testing.T, home string, seed int) {
+	rnd := rand.New(rand.NewPCG(11, uint64(seed)))
+	np := 1 + rnd.IntN(6)
+	order := rnd.Perm(np)
+	hosts, wait := rnd.IntN(5) == 0, rnd.IntN(3) == 0
+	var script strings.Builder
+	script.WriteString("echo $$ >tmp$RANK; mv tmp$RANK pid$RANK\n")
+	for _, deaf := range []int{rnd.IntN(2 * np), rnd.IntN(2 * np)} {
+		fmt.Fprintf(&script, "[ $RANK = %d ] && trap '' TERM INT\n", deaf)
+	}
+	fmt.Fprintf(&script, "[ $RANK = %d ] && trap 'exit 77' TERM INT\n", rnd.IntN(2*np))
+	pause := ""
+	if hosts {
+		pause = "sleep 0.3; " // agents see the ends of their ranks when they get to run
+	}
+	fmt.Fprintf(&script, "after() { until [ -e pid$1 ]; do sleep 0.01; done; until grep -q '^State:.[ZX]' /proc/$(cat pid$1)/status || ! [ -e /proc/$(cat pid$1) ]; do sleep 0.01; done; %s}\ncase $RANK in\n", pause)
+	code, reason, cause := 0, "done", -1
+	for i, rank := range order {
+		e := randomEnds(rnd)
+		before := ""
+		if i > 0 {
+			before = fmt.Sprintf("after %d; ", order[i-1])
+		}
+		// Traps are for the waiting only: the end is as it was drawn.
+		fmt.Fprintf(&script, "%d) %strap - TERM INT; %s;;\n", rank, before, e.do)
+		if reason == "done" && e.reason != "" {
+			code, reason = e.code, e.reason
+			if reason == "failed" {
+				cause = rank
+			}
 		}
 	}
-	for seed := range jobs {
-		rnd := rand.New(rand.NewPCG(11, uint64(seed)))
-		np := 1 + rnd.IntN(6)
-		order := rnd.Perm(np)
-		var script strings.Builder
-		script.WriteString("GORUN=$PPID\necho $$ >tmp$RANK; mv tmp$RANK pid$RANK\n")
-		for _, deaf := range []int{rnd.IntN(2 * np), rnd.IntN(2 * np)} {
-			fmt.Fprintf(&script, "[ $RANK = %d ] && trap '' TERM INT\n", deaf)
-		}
-		fmt.Fprintf(&script, "[ $RANK = %d ] && trap 'exit 77' TERM INT\n", rnd.IntN(2*np))
-		script.WriteString("after() { until [ -e pid$1 ]; do sleep 0.01; done; until grep -q '^State:.[ZX]' /proc/$(cat pid$1)/status; do sleep 0.01; done; }\ncase $RANK in\n")
-		code, reason, cause := 0, "done", -1
-		for i, rank := range order {
-			e := randomEnds(rnd)
-			before := ""
-			if i > 0 {
-				before = fmt.Sprintf("after %d; ", order[i-1])
-			}
-			// Traps are for the waiting only: the end is as it was drawn.
-			fmt.Fprintf(&script, "%d) %strap - TERM INT; %s;;\n", rank, before, e.do)
-			if reason == "done" && e.reason != "" {
-				code, reason = e.code, e.reason
-				if reason == "failed" {
-					cause = rank
-				}
-			}
-		}
-		script.WriteString("esac\n")
+	script.WriteString("esac\n")
 
-		j := newJob(t, "-np", strconv.Itoa(np), "--kill-grace", "50ms", "--wdir", "", "--report", "r.json", "sh", "script")
-		for i, a := range j.cmd.Args {
-			if a == "--wdir" {
-				j.cmd.Args[i+1] = j.dir
-			}
-		}
-		j.cmd.Dir = j.dir
-		if err := os.WriteFile(filepath.Join(j.dir, "script"), []byte(script.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		got := j.run()
-		j.gone()
-		var acct struct {
-			Code, Cause int
-			Reason      string
-		}
-		text, err := os.ReadFile(filepath.Join(j.dir, "r.json"))
-		if err == nil {
-			err = json.Unmarshal(text, &acct)
-		}
-		if err != nil {
-			t.Errorf("seed %d: report: %v", seed, err)
-		}
-		if got != code || acct.Code != code || acct.Reason != reason || acct.Cause != cause {
-			t.Errorf("seed %d: exit code %d, report %+v; want code %d, reason %s, cause %d\nscript:\n%s\nstderr:\n%s", seed, got, acct, code, reason, cause, script.String(), j.err.String())
-		}
-		if want := fmt.Sprintf("gorun: rank %d ", cause); cause >= 0 && !strings.Contains(j.err.String(), want) {
-			t.Errorf("seed %d: stderr %q does not say %q", seed, j.err.String(), want)
-		}
+	args := []string{"-np", strconv.Itoa(np), "--kill-grace", "50ms", "-x", "GORUN"}
+	if wait {
+		args = append(args, "--on-fail", "wait")
+	}
+	var j *job
+	if hosts {
+		j = remoteJob(t, home, "a:3,b:3", args...)
+	} else {
+		j = newJob(t, args...)
+	}
+	j.cmd.Args = append(j.cmd.Args, "--wdir", j.dir, "sh", "script")
+	report := j.reporting()
+	j.through(`GORUN=$$; export GORUN; exec "$@"`)
+	j.cmd.Dir = j.dir
+	if err := os.WriteFile(filepath.Join(j.dir, "script"), []byte(script.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := j.run()
+	j.goneIn(time.Second)
+	acct := report()
+	if got != code || acct.Code != code || string(acct.Reason) != reason || acct.Cause != cause {
+		t.Errorf("seed %d: exit code %d, report %+v; want code %d, reason %s, cause %d\nhosts %v, wait %v, script:\n%s\nstderr:\n%s", seed, got, acct, code, reason, cause, hosts, wait, script.String(), j.err.String())
+	}
+	if want := fmt.Sprintf("gorun: rank %d (host ", cause); cause >= 0 && !strings.Contains(j.err.String(), want) {
+		t.Errorf("seed %d: stderr %q does not say %q", seed, j.err.String(), want)
 	}
 }
