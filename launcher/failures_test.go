@@ -140,6 +140,7 @@ func (j *fakeJob) run(t *testing.T) *Account {
 	}
 	j.signals = signals
 	r.stdin = &stdin{fd: -1}
+	r.acct.Hosts = make([]HostAccount, len(j.hosts))
 	r.run(t.Context())
 	r.acct.End = time.Now()
 	r.acct.settle(r.interrupt, r.cannotRun)
@@ -248,6 +249,15 @@ func TestRandomFailures(t *testing.T) {
 	}
 }
 
+// loseB loses host b, of which nothing is heard any more.
+func loseB(j *fakeJob, e chan<- agentEvent) {
+	h := j.hosts[1]
+	h.mu.Lock()
+	h.ranks[0].ended = true
+	h.mu.Unlock()
+	e <- agentEvent{kind: hostLost, host: 1, err: io.ErrUnexpectedEOF}
+}
+
 // Whatever ends a job whose ranks were to go on after a failure: the failure stays the cause.
 func TestFailureThenTheRest(t *testing.T) {
 	for _, c := range []struct {
@@ -255,22 +265,32 @@ func TestFailureThenTheRest(t *testing.T) {
 		do   func(j *fakeJob, r chan<- agentEvent)
 		code int
 		rest string
+		at   time.Duration // when do is done; the timeout is twice that
 	}{
-		{"ctrl-c", func(j *fakeJob, _ chan<- agentEvent) { j.signals <- syscall.SIGINT }, 7, "then: interrupted by SIGINT; rank 1 ended by gorun (SIGINT)\n"},
-		{"timeout", nil, 7, "then: the job has run for 10s; rank 1 ended by gorun (SIGTERM)\n"},
-		{"reader gone", func(j *fakeJob, e chan<- agentEvent) { e <- agentEvent{kind: sinkFailed, err: syscall.EPIPE} }, 7, "then: nobody reads stdout any more; rank 1 ended by gorun (SIGTERM)\n"},
-		{"agent gone", func(j *fakeJob, e chan<- agentEvent) { e <- agentEvent{kind: agentFailed, err: io.ErrUnexpectedEOF} }, 7, "then: unexpected EOF; rank 1 ended by gorun (SIGKILL)\n"},
+		{"ctrl-c", func(j *fakeJob, _ chan<- agentEvent) { j.signals <- syscall.SIGINT }, 7, "then: interrupted by SIGINT; rank 1 ended by gorun (SIGINT)\n", 5 * time.Second},
+		{"timeout", nil, 7, "then: the job has run for 10s; rank 1 ended by gorun (SIGTERM)\n", 5 * time.Second},
+		{"reader gone", func(j *fakeJob, e chan<- agentEvent) { e <- agentEvent{kind: sinkFailed, err: syscall.EPIPE} }, 7, "then: nobody reads stdout any more; rank 1 ended by gorun (SIGTERM)\n", 5 * time.Second},
+		{"agent gone", func(j *fakeJob, e chan<- agentEvent) { e <- agentEvent{kind: agentFailed, err: io.ErrUnexpectedEOF} }, 7, "then: unexpected EOF; rank 1 ended by gorun (SIGKILL)\n", 5 * time.Second},
+		// What failed shortly before may have followed from the loss.
+		{"host lost soon", loseB, ExitHostLost,
+			"gorun: host b is lost: unexpected EOF\n  then: rank 0 exited with code 7; rank 1 ended by gorun (SIGTERM); rank 2 lost with host b\n", 5 * time.Second},
+		{"host lost much later", loseB, 7,
+			"then: host b is lost: unexpected EOF; rank 1 ended by gorun (SIGTERM); rank 2 lost with host b\n", time.Minute},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				j := &fakeJob{plan: &Plan{OnFail: OnFailWait, KillGrace: time.Second, Timeout: 10 * time.Second, Hosts: []PlanHost{{Name: "a", Local: true}}, Ranks: []PlanRank{{Rank: 0}, {Rank: 1}}}}
+				j := &fakeJob{plan: &Plan{OnFail: OnFailWait, KillGrace: time.Second, Timeout: 2 * c.at, Hosts: []PlanHost{{Name: "a", Local: true}}, Ranks: []PlanRank{{Rank: 0}, {Rank: 1}}}}
 				h := &fakeHost{ranks: []*fakeRank{{rank: 0, after: time.Millisecond, status: exitStatus{Code: 7}}, {rank: 1}}}
 				j.hosts = []*fakeHost{h}
+				if strings.HasPrefix(c.name, "host lost") {
+					j.plan.Hosts, j.plan.Ranks = append(j.plan.Hosts, PlanHost{Name: "b"}), append(j.plan.Ranks, PlanRank{Rank: 2, Host: 1})
+					j.hosts = append(j.hosts, &fakeHost{index: 1, ranks: []*fakeRank{{rank: 2}}})
+				}
 				if c.do != nil {
-					time.AfterFunc(5*time.Second, func() { c.do(j, h.events) })
+					time.AfterFunc(c.at, func() { c.do(j, h.events) })
 				}
 				a := j.run(t)
-				if a.Code != c.code || a.Cause != 0 || a.Reason != ReasonFailed || !strings.HasSuffix(a.Summary(), c.rest) {
+				if a.Code != c.code || c.code == 7 && (a.Cause != 0 || a.Reason != ReasonFailed) || !strings.HasSuffix(a.Summary(), c.rest) {
 					t.Errorf("code %d, cause %d, reason %s: %q, want %q", a.Code, a.Cause, a.Reason, a.Summary(), c.rest)
 				}
 				if want := "gorun: rank 0 exited with code 7; the others go on (--on-fail wait)\n"; j.said.String() != want {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -298,4 +299,71 @@ func controlGroup(t *testing.T, controller, older, unified string) (dir, limit s
 	}
 	t.Skipf("no control group with a limit of %s can be made here: %v", controller, why)
 	return "", ""
+}
+
+// Row 43: a directory or a program that one host lacks is told once, with the host's name, and nothing is left running.
+func TestMissingOnOneHost(t *testing.T) {
+	if out, err := exec.Command("unshare", "-m", "true").CombinedOutput(); err != nil {
+		if os.Getenv("GORUN_CI") == "1" {
+			t.Fatalf("no namespaces, and GORUN_CI=1 demands them: %v: %s", err, out)
+		}
+		t.Skipf("no namespaces here: %v: %s", err, out)
+	}
+	home := remoteHome(t)
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "work"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(dir, "program")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// Host b has what it has, but for what is hidden.
+	rsh := filepath.Join(t.TempDir(), "rsh")
+	if err := os.WriteFile(rsh, []byte(`#!/bin/sh
+[ $1 = b ] || exec /bin/sh -c "$2"
+exec unshare -m /bin/sh -c 'mount --make-rprivate / && eval "$HIDE" && exec /bin/sh -c "$0"' "$2"
+`), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, hide string
+		args       []string
+		code       int
+		err        string
+	}{
+		{"directory", `mount -t tmpfs none $DIR`, []string{"--wdir", dir + "/work", "sleep", "1000"}, 126, "gorun: host b: change to working directory " + dir + "/work: no such file or directory\n"},
+		{"program", `mount -t tmpfs none $DIR`, []string{"--stage", "none", program}, 127, "gorun: host b: run " + program + ": no such file or directory\n"},
+		{"permission", `mount --bind /dev/null $DIR/program`, []string{"--stage", "none", program}, 126, "gorun: host b: run " + program + ": permission denied\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			j := newJob(t, append([]string{"--rsh", rsh, "-H", "a:2,b:2,c:2"}, c.args...)...)
+			j.cmd.Env = append(j.cmd.Env, "HOME="+home, "XDG_CACHE_HOME=", "HIDE="+c.hide, "DIR="+dir)
+			if got := j.run(); got != c.code || j.err.String() != c.err {
+				t.Errorf("exit code %d, stderr %q, want %d, %q", got, j.err.String(), c.code, c.err)
+			}
+			j.goneIn(2 * time.Second)
+		})
+	}
+}
+
+// A rank on a host that is far away fails first; word of another failure, which followed from it, comes first. What counts is when they failed.
+func TestFirstFailureIsFarAway(t *testing.T) {
+	home := remoteHome(t)
+	const far = 250 * time.Millisecond
+	j := newJob(t, "--rsh", "rank far "+far.String(), "-H", "a,b", "sh", "-c", after+`[ $RANK = 1 ] && exit 7; after 1; exit 8`)
+	j.cmd.Env = append(j.cmd.Env, "HOME="+home, "XDG_CACHE_HOME=")
+	report := j.reporting()
+	if got := j.run(); got != 7 {
+		t.Errorf("exit code %d, want 7: %s", got, j.err.String())
+	}
+	j.goneIn(2 * time.Second)
+	r := report()
+	if r.Cause != 1 || r.Ranks[0].Code != 8 || !r.Ranks[1].End.Before(r.Ranks[0].End) {
+		t.Errorf("report %+v", r)
+	}
+	// Both started at nearly the same time, and so they say; a far host's start lags by what its order took.
+	if d := r.Ranks[1].Start.Sub(r.Ranks[0].Start); d < far/2 || d > 10*time.Second {
+		t.Errorf("rank 1 started %v after rank 0, and its host is %v away", d, far)
+	}
 }

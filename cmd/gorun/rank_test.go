@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -211,6 +212,13 @@ func rankMain() {
 		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 		mark(args[0] + me)
 		time.Sleep(time.Hour)
+	case "far":
+		// A way to hosts, of which b is so far away: far TIME HOST COMMAND.
+		d, _ := time.ParseDuration(args[1])
+		if args[2] != "b" {
+			d = 0
+		}
+		os.Exit(farAway(d, args[3]))
 	case "stderr":
 		fmt.Fprintln(os.Stderr, "something is wrong on", rank)
 		os.Exit(5)
@@ -229,6 +237,54 @@ func rankMain() {
 func envNumber(name string) int {
 	n, _ := strconv.Atoi(os.Getenv(name))
 	return n
+}
+
+// farAway runs a shell command whose input and output take some time.
+func farAway(d time.Duration, command string) int {
+	cmd := exec.Command("/bin/sh", "-c", command)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return 99
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return 99
+	}
+	cmd.Stderr = os.Stderr
+	if cmd.Start() != nil {
+		return 99
+	}
+	type piece struct {
+		data []byte
+		due  time.Time
+	}
+	carry := func(w io.WriteCloser, r io.Reader) {
+		pieces := make(chan piece, 1<<16)
+		go func() {
+			defer close(pieces)
+			for {
+				buf := make([]byte, 64<<10)
+				n, err := r.Read(buf)
+				if n > 0 {
+					pieces <- piece{buf[:n], time.Now().Add(d)}
+				}
+				if err != nil {
+					return
+				}
+			}
+		}()
+		for p := range pieces {
+			time.Sleep(time.Until(p.due))
+			if _, err := w.Write(p.data); err != nil {
+				break
+			}
+		}
+		w.Close()
+	}
+	go carry(in, os.Stdin)
+	carry(os.Stdout, out)
+	cmd.Wait()
+	return 0
 }
 
 func exists(file string) bool {
