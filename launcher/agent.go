@@ -94,13 +94,14 @@ type agent struct {
 	since   []time.Time      // when they were
 	stopped bool             // no more forks
 	sent    syscall.Signal   // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
+	early   []bool           // it had ended before it was watched
 	sentTo  []syscall.Signal // the last of those that each rank got, by index in cfg.ranks
 	forking int              // index of the rank whose fork is on its way, -1: none; it may run already
 	late    []syscall.Signal // for that one, when it is known
 }
 
 func newAgent(cfg agentConfig) (*agent, error) {
-	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)),
+	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)), early: make([]bool, len(cfg.ranks)),
 		oom: newOOMWatch(), letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1, forking: -1}
 	var err error
 	if a.poller, err = newPoller(); err != nil {
@@ -238,6 +239,7 @@ func (a *agent) forkOne(i int) error {
 			return err
 		}
 	}
+	start := time.Now()
 	a.mu.Lock()
 	a.forking = i
 	a.mu.Unlock()
@@ -267,13 +269,14 @@ func (a *agent) forkOne(i int) error {
 		}
 		return err
 	}
-	now := time.Now()
 	a.mu.Lock()
-	a.pids[i], a.since[i] = pid, now
+	a.pids[i], a.since[i] = pid, start
 	late := a.late
 	if a.sent != 0 {
 		late = append(late, a.sent)
-		a.sentTo[i] = a.sent
+		if !isZombie(pid) {
+			a.sentTo[i] = a.sent
+		}
 	}
 	a.forking, a.late = -1, nil
 	a.mu.Unlock()
@@ -314,6 +317,9 @@ func (a *agent) watchRank(i, pidfd, outR, errR int) error {
 			return err
 		}
 	}
+	a.mu.Lock()
+	a.early[i] = isZombie(a.pids[i])
+	a.mu.Unlock()
 	return a.register(a.poller.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
 }
 
@@ -349,13 +355,28 @@ func (a *agent) watch() {
 				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, pidfd, nil)
 				unix.Close(pidfd)
 				a.mu.Lock()
-				pid, sent := a.pids[i], a.sentTo[i]
+				pid, sent, at := a.pids[i], a.sentTo[i], now
+				if a.early[i] {
+					// Nobody watched it yet, so that others may be seen to end before, which did so because of it.
+					at = a.since[i].Add(time.Nanosecond)
+				}
 				a.mu.Unlock()
 				if status.code() == exitSignalBase+int(syscall.SIGKILL) && sent != syscall.SIGKILL {
 					status.OOM = a.oom.killed()
 				}
-				a.report(agentEvent{kind: rankExited, rank: a.cfg.ranks[i].rank, pid: pid, status: status, sent: sent, at: now})
+				a.report(agentEvent{kind: rankExited, rank: a.cfg.ranks[i].rank, pid: pid, status: status, sent: sent, at: at})
 			}
+		}
+	}
+}
+
+// isZombie reports whether a child has ended that nobody has waited for.
+func isZombie(pid int) bool {
+	for {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			return err == nil && info.Signo != 0
 		}
 	}
 }
@@ -418,7 +439,7 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 			}
 			continue
 		}
-		if toEnd {
+		if toEnd && !isZombie(pid) { // its end is still to be noted: the signal has no part in it
 			a.sentTo[i] = sig
 		}
 		syscall.Kill(-pid, sig)

@@ -126,6 +126,8 @@ type fakeJob struct {
 	hosts   []*fakeHost
 	signals chan os.Signal
 	said    strings.Builder
+	do      func() // after a time, if there is something
+	at      time.Duration
 }
 
 // run is the job's life; in a synctest bubble.
@@ -141,6 +143,9 @@ func (j *fakeJob) run(t *testing.T) *Account {
 	j.signals = signals
 	r.stdin = &stdin{fd: -1}
 	r.acct.Hosts = make([]HostAccount, len(j.hosts))
+	if j.do != nil {
+		time.AfterFunc(j.at, j.do)
+	}
 	r.run(t.Context())
 	r.acct.End = time.Now()
 	r.acct.settle(r.interrupt, r.cannotRun)
@@ -287,7 +292,7 @@ func TestFailureThenTheRest(t *testing.T) {
 					j.hosts = append(j.hosts, &fakeHost{index: 1, ranks: []*fakeRank{{rank: 2}}})
 				}
 				if c.do != nil {
-					time.AfterFunc(c.at, func() { c.do(j, h.events) })
+					j.do, j.at = func() { c.do(j, h.events) }, c.at
 				}
 				a := j.run(t)
 				if a.Code != c.code || c.code == 7 && (a.Cause != 0 || a.Reason != ReasonFailed) || !strings.HasSuffix(a.Summary(), c.rest) {
@@ -295,6 +300,35 @@ func TestFailureThenTheRest(t *testing.T) {
 				}
 				if want := "gorun: rank 0 exited with code 7; the others go on (--on-fail wait)\n"; j.said.String() != want {
 					t.Errorf("said %q, want %q", j.said.String(), want)
+				}
+			})
+		})
+	}
+}
+
+// A rank failed before Ctrl-C, which gorun sees first.
+func TestFailureBeforeCtrlC(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		local  bool
+		before time.Duration // how long before it ended
+		code   int
+		rest   string
+	}{
+		{"elsewhere", false, 10 * time.Millisecond, 7, "then: interrupted by SIGINT; rank 1 ended by gorun (SIGINT)\n"},
+		{"elsewhere, after", false, -10 * time.Millisecond, 130, "then: rank 0 exited with code 7; rank 1 ended by gorun (SIGINT)\n"},
+		{"here", true, -10 * time.Millisecond, 7, "then: interrupted by SIGINT; rank 1 ended by gorun (SIGINT)\n"}, // the agent knows that it had ended
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const at = time.Second
+				j := &fakeJob{plan: &Plan{KillGrace: time.Second, Hosts: []PlanHost{{Name: "a", Local: c.local}}, Ranks: []PlanRank{{Rank: 0}, {Rank: 1}}}, at: at}
+				h := &fakeHost{latency: 100 * time.Millisecond}
+				h.ranks = []*fakeRank{{rank: 0, after: at - h.latency - c.before, status: exitStatus{Code: 7}}, {rank: 1}}
+				j.hosts = []*fakeHost{h}
+				j.do = func() { j.signals <- syscall.SIGINT }
+				if a := j.run(t); a.Code != c.code || !strings.HasSuffix(a.Summary(), c.rest) {
+					t.Errorf("code %d: %q, want %d, %q", a.Code, a.Summary(), c.code, c.rest)
 				}
 			})
 		})

@@ -97,6 +97,7 @@ type runner struct {
 
 	started   bool // hosts were told to start their ranks
 	ending    bool
+	endAt     time.Time        // since when
 	sequence  []syscall.Signal // what is still to be sent to the ranks
 	next      <-chan time.Time // when
 	remind    <-chan time.Time
@@ -392,7 +393,7 @@ func (r *runner) progress() string {
 	case ReasonSignal:
 		return "interrupted by " + signalName(r.interrupt)
 	case ReasonTimeout:
-		return "timeout"
+		return r.acct.Error
 	case ReasonHostLost:
 		return r.acct.Error
 	}
@@ -543,7 +544,11 @@ func (r *runner) exited(e agentEvent) {
 		a.Stopped = signalName(e.sent)
 	}
 	r.hosts[e.host].note(e)
-	if e.status.ok() || r.ending {
+	if e.status.ok() {
+		return
+	}
+	if r.ending {
+		r.failedBefore(e)
 		return
 	}
 	first := r.failed < 0
@@ -556,6 +561,16 @@ func (r *runner) exited(e agentEvent) {
 	case first && r.nEnded < len(r.acct.Ranks):
 		r.say("rank %d %v; the others go on (--on-fail wait)", e.rank, e.status)
 	}
+}
+
+// failedBefore takes note of a failure that is older than what ends the job, though it was seen later: the rank had not been sent a signal, and where that takes
+// time, on another host, had ended before.
+func (r *runner) failedBefore(e agentEvent) {
+	if r.acct.Reason != ReasonSignal && r.acct.Reason != ReasonTimeout || e.sent != 0 || !r.plan.Hosts[e.host].Local && !e.at.Before(r.endAt) {
+		return
+	}
+	r.failed, r.acct.Later, r.acct.Error = e.rank, r.progress(), ""
+	r.acct.Reason = ReasonFailed
 }
 
 // suspect spares the ranks that the job lost before it lost the one that has failed, and those that others blame for their failure, as
@@ -606,12 +621,15 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 	if r.ending {
 		return
 	}
-	r.ending = true
+	r.ending, r.endAt = true, time.Now()
 	if r.acct.Reason == ReasonDone {
 		r.acct.Reason = why
 	}
 	for _, h := range r.hosts {
 		h.stopForks()
+	}
+	if r.plan.KillGrace == 0 {
+		signals = signals[len(signals)-1:] // they would come all at once
 	}
 	r.sequence = signals
 	switch {
@@ -650,8 +668,6 @@ func (r *runner) escalate() {
 	switch {
 	case len(r.sequence) == 0 && r.lastSig == syscall.SIGKILL:
 		r.next = time.After(unkillable)
-	case r.plan.KillGrace == 0:
-		r.escalate()
 	default:
 		r.next = time.After(r.plan.KillGrace)
 	}
