@@ -89,19 +89,21 @@ type agent struct {
 	letDie   chan struct{}                                  // closed: the forking thread may end
 	register func(ep, op, fd int, e *unix.EpollEvent) error // unix.EpollCtl; tests make it fail
 
-	mu      sync.Mutex       // guards the rest
-	pids    []int            // by index in cfg.ranks; 0: not started
-	since   []time.Time      // when they were
-	stopped bool             // no more forks
-	sent    syscall.Signal   // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
-	early   []bool           // it had ended before it was watched
-	sentTo  []syscall.Signal // the last of those that each rank got, by index in cfg.ranks
-	forking int              // index of the rank whose fork is on its way, -1: none; it may run already
-	late    []syscall.Signal // for that one, when it is known
+	mu       sync.Mutex       // guards the rest
+	pids     []int            // by index in cfg.ranks; 0: not started
+	since    []time.Time      // when they were
+	stopped  bool             // no more forks
+	sent     syscall.Signal   // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
+	starting int              // index of the rank that is started and not watched yet, -1: none
+	early    []bool           // it had ended before it was watched
+	alive    []time.Time      // when it was seen alive, by index
+	sentTo   []syscall.Signal // the last of those that each rank got, by index in cfg.ranks
+	forking  int              // index of the rank whose fork is on its way, -1: none; it may run already
+	late     []syscall.Signal // for that one, when it is known
 }
 
 func newAgent(cfg agentConfig) (*agent, error) {
-	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)), early: make([]bool, len(cfg.ranks)),
+	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)), early: make([]bool, len(cfg.ranks)), alive: make([]time.Time, len(cfg.ranks)), starting: -1,
 		oom: newOOMWatch(), letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1, forking: -1}
 	var err error
 	if a.poller, err = newPoller(); err != nil {
@@ -241,7 +243,7 @@ func (a *agent) forkOne(i int) error {
 	}
 	start := time.Now()
 	a.mu.Lock()
-	a.forking = i
+	a.forking, a.starting = i, i
 	a.mu.Unlock()
 	pid, err := syscall.ForkExec(r.path, r.argv, &syscall.ProcAttr{
 		Dir:   r.dir,
@@ -318,7 +320,7 @@ func (a *agent) watchRank(i, pidfd, outR, errR int) error {
 		}
 	}
 	a.mu.Lock()
-	a.early[i] = isZombie(a.pids[i])
+	a.early[i], a.starting = isZombie(a.pids[i]), -1
 	a.mu.Unlock()
 	return a.register(a.poller.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
 }
@@ -357,8 +359,10 @@ func (a *agent) watch() {
 				a.mu.Lock()
 				pid, sent, at := a.pids[i], a.sentTo[i], now
 				if a.early[i] {
-					// Nobody watched it yet, so that others may be seen to end before, which did so because of it.
-					at = a.since[i].Add(time.Nanosecond)
+					// It ended at some time before it was watched: as soon as can be, for those that were seen to end may have done so because of it.
+					at = slices.MaxFunc([]time.Time{a.since[i], a.alive[i]}, time.Time.Compare).Add(time.Nanosecond)
+				} else if !status.ok() && a.starting >= 0 && a.startingLives() {
+					a.alive[a.starting] = now // its end comes after this one
 				}
 				a.mu.Unlock()
 				if status.code() == exitSignalBase+int(syscall.SIGKILL) && sent != syscall.SIGKILL {
@@ -368,6 +372,18 @@ func (a *agent) watch() {
 			}
 		}
 	}
+}
+
+// startingLives reports whether the rank that is being started has not ended yet, as far as can be known. The caller holds mu.
+func (a *agent) startingLives() bool {
+	if pid := a.pids[a.starting]; pid != 0 {
+		return !isZombie(pid)
+	}
+	// The fork has not told its number yet.
+	self := syscall.Getpid()
+	return !slices.ContainsFunc(keeper.Processes(), func(p keeper.Process) bool {
+		return p.Parent == self && p.State == 'Z' && !slices.Contains(a.pids, p.PID) && !a.cfg.spare[p.PID]
+	})
 }
 
 // isZombie reports whether a child has ended that nobody has waited for.
@@ -434,8 +450,12 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 			continue
 		}
 		if pid == 0 {
-			if i == a.forking && !toEnd {
+			switch {
+			case i != a.forking:
+			case !toEnd:
 				a.late = append(a.late, sig)
+			case a.startingLives(): // it gets the signal as soon as it is known
+				a.sentTo[i] = sig
 			}
 			continue
 		}
