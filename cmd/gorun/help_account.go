@@ -80,6 +80,8 @@ and count from start.
   attempts       the attempts before this one, each in this form
   hosts          of a job with ranks on other hosts:
     host, addr       its name, and the address of gorun's agent there
+    interface        that holds this address
+    chosen           the address, and why it is that one
     agent, sent      the agent's file, and whether it was sent for this job
     dir              where its ranks run, if that is the job's own directory
     staged_bytes     of the program and files that were sent
