@@ -13,10 +13,19 @@ import (
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 )
 
-// waitsFor reports whether a process of the session waits for input from the pipe with this inode: whether a thread sleeps in a system
-// call that reads it, or watches it. Where that can't be known the answer is yes: a rank must not wait for what it does not get.
-func waitsFor(session int, inode uint64) bool {
-	holds := false
+// demand says whether a process waits for input.
+type demand uint8
+
+const (
+	demandNone    demand = iota
+	demandUnclear        // it can't be seen, or not now: a program that is just being started can't be looked at
+	demandSure
+)
+
+// waitsFor looks whether a process of the session waits for input from the pipe with this inode: whether a thread sleeps in a system
+// call that reads it, or watches it.
+func waitsFor(session int, inode uint64) demand {
+	holds, most := false, demandNone
 	all := keeper.Processes()
 	for _, p := range all {
 		if p.State == 'Z' {
@@ -33,12 +42,15 @@ func waitsFor(session int, inode uint64) bool {
 		}
 		if has || !known {
 			holds = true
-			if r.waits() {
-				return true
+			if most = max(most, r.waits()); most == demandSure {
+				return most
 			}
 		}
 	}
-	return !holds
+	if !holds {
+		return demandUnclear
+	}
+	return most
 }
 
 // reader is a process that may read a pipe.
@@ -70,12 +82,13 @@ func (r reader) has() (has, known bool) {
 	return false, true
 }
 
-// waits reports whether any thread waits for the pipe.
-func (r reader) waits() bool {
+// waits looks whether any thread waits for the pipe.
+func (r reader) waits() demand {
 	threads, err := os.ReadDir(r.proc("task"))
 	if err != nil {
-		return false // it has ended
+		return demandNone // it has ended
 	}
+	most := demandNone
 	for _, t := range threads {
 		text, err := os.ReadFile(r.proc("task/%s/syscall", t.Name()))
 		if err != nil {
@@ -84,37 +97,42 @@ func (r reader) waits() bool {
 					continue // the thread has ended
 				}
 			}
-			return true // not for us to see
+			most = max(most, demandUnclear) // not for us to see
+			continue
 		}
-		if r.callWaits(strings.Fields(string(text))) {
-			return true
-		}
+		most = max(most, r.callWaits(strings.Fields(string(text))))
 	}
-	return false
+	return most
 }
 
 // callWaits looks at what a thread is in: "running", or the system call's number, -1 for none, and its arguments.
-func (r reader) callWaits(words []string) bool {
+func (r reader) callWaits(words []string) demand {
 	if len(words) == 0 || words[0] == "running" || words[0] == "-1" || len(words) < 7 {
-		return false
+		return demandNone
 	}
 	n, err := strconv.Atoi(words[0])
 	if err != nil {
-		return true
+		return demandUnclear
 	}
 	var arg [6]uint64
 	for i := range arg {
 		if arg[i], err = strconv.ParseUint(strings.TrimPrefix(words[i+1], "0x"), 16, 64); err != nil {
-			return true
+			return demandUnclear
 		}
+	}
+	sure := func(yes bool) demand {
+		if yes {
+			return demandSure
+		}
+		return demandNone
 	}
 	switch syscalls[n&^x32] {
 	case callUnknown:
-		return true
+		return demandUnclear
 	case callRead:
-		return r.isPipe(int(int32(arg[0])))
+		return sure(r.isPipe(int(int32(arg[0]))))
 	case callSendfile:
-		return r.isPipe(int(int32(arg[1])))
+		return sure(r.isPipe(int(int32(arg[1]))))
 	case callPoll:
 		return r.polls(arg[0], arg[1])
 	case callSelect:
@@ -122,7 +140,7 @@ func (r reader) callWaits(words []string) bool {
 	case callEpoll:
 		return r.watches(int(int32(arg[0])))
 	}
-	return false
+	return demandNone
 }
 
 // x32 marks the system calls of programs with 32-bit pointers on amd64.
@@ -158,53 +176,53 @@ const pollRdNorm = 0x40
 // maxWatched bounds how many descriptors of a poll or select are looked at.
 const maxWatched = 4096
 
-func (r reader) polls(at, n uint64) bool {
+func (r reader) polls(at, n uint64) demand {
 	if n > maxWatched {
-		return true
+		return demandUnclear
 	}
 	b, ok := r.memory(at, int(n)*8) // struct pollfd: an int, two shorts
 	if !ok {
-		return true
+		return demandUnclear
 	}
 	for ; len(b) >= 8; b = b[8:] {
 		fd, events := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint16(b[4:])
 		if fd >= 0 && events&(unix.POLLIN|pollRdNorm) != 0 && r.isPipe(int(fd)) {
-			return true
+			return demandSure
 		}
 	}
-	return false
+	return demandNone
 }
 
-func (r reader) selects(n, set uint64) bool {
+func (r reader) selects(n, set uint64) demand {
 	if set == 0 {
-		return false
+		return demandNone
 	}
 	if n > maxWatched {
-		return true
+		return demandUnclear
 	}
 	b, ok := r.memory(set, int(n+63)/64*8)
 	if !ok {
-		return true
+		return demandUnclear
 	}
 	for fd := range int(n) {
 		if b[fd/8]>>(fd%8)&1 != 0 && r.isPipe(fd) { // amd64 and arm64 are little-endian
-			return true
+			return demandSure
 		}
 	}
-	return false
+	return demandNone
 }
 
-func (r reader) watches(epoll int) bool {
+func (r reader) watches(epoll int) demand {
 	text, err := os.ReadFile(r.proc("fdinfo/%d", epoll))
 	if err != nil {
-		return true
+		return demandUnclear
 	}
 	for line := range bytes.Lines(text) {
 		if f := bytes.Fields(line); len(f) > 1 && string(f[0]) == "tfd:" {
 			if fd, err := strconv.Atoi(string(f[1])); err != nil || r.isPipe(fd) {
-				return true
+				return demandSure
 			}
 		}
 	}
-	return false
+	return demandNone
 }

@@ -525,8 +525,9 @@ func (s *agentServer) start(m *agentwire.Start) error {
 	if err := s.host.meet(meeting{addr: m.MasterAddr, port: m.MasterPort, seeds: m.Seeds, iface: m.Interface}); err != nil {
 		return err
 	}
+	a := s.host.agent
 	for rank, p := range s.stdin {
-		p.serve(func() int { return s.host.agent.pidOf(rank) }, func(bytes int64) {
+		p.serve(func() int { return a.pidOf(rank) }, func(bytes int64) {
 			s.mux.Send(&agentwire.Message{StdinWanted: &agentwire.StdinAt{Rank: rank, Bytes: bytes}})
 		})
 	}

@@ -336,7 +336,7 @@ func (r *runner) run(ctx context.Context) {
 		h.start()
 	}
 	r.stdin.start(func(rank int) *agentwire.Mux { return r.hosts[r.plan.Ranks[rank].Host].(*remoteHost).mux },
-		func(rank int) int { return r.hosts[r.plan.Ranks[rank].Host].(*localHost).agent.pidOf(rank) })
+		func(rank int) *agent { return r.hosts[r.plan.Ranks[rank].Host].(*localHost).agent })
 	r.started = true
 	for r.forking > 0 || r.nEnded < r.nStarted {
 		select {

@@ -125,9 +125,8 @@ func (s *stdin) started() {
 	}
 }
 
-// start begins to carry. Ranks elsewhere are reached by way of their hosts' muxes; pid is the process of a rank on this host, 0 if
-// there is none.
-func (s *stdin) start(mux func(rank int) *agentwire.Mux, pid func(rank int) int) {
+// start begins to carry. Ranks elsewhere are reached by way of their hosts' muxes, those on this host belong to an agent.
+func (s *stdin) start(mux func(rank int) *agentwire.Mux, of func(rank int) *agent) {
 	if len(s.sinks) == 0 {
 		return
 	}
@@ -138,7 +137,8 @@ func (s *stdin) start(mux func(rank int) *agentwire.Mux, pid func(rank int) int)
 			continue
 		}
 		s.wait.Go(k.toPipe)
-		k.pipe.serve(func() int { return pid(k.rank) }, k.wants)
+		a := of(k.rank)
+		k.pipe.serve(func() int { return a.pidOf(k.rank) }, k.wants)
 	}
 	s.wait.Go(s.carry)
 }

@@ -14,6 +14,9 @@ const (
 	unreadPoll = 10 * time.Millisecond
 	// demandPoll is how often it is looked whether a rank waits for more, once it has not for a while. That reads the process table.
 	demandPoll = 50 * time.Millisecond
+	// unclearLooks is how often in a row it must be unclear whether a rank waits, before it gets input all the same: it must not wait for
+	// what it does not get.
+	unclearLooks = 8
 )
 
 // stdinPipe is gorun's, or an agent's, end of a pipe from which a rank reads its stdin.
@@ -115,10 +118,19 @@ func (p *stdinPipe) ask(bytes int64) {
 
 // awaitDemand waits for what ask wants to know. It returns false if there is another question, or none any more.
 func (p *stdinPipe) awaitDemand(bytes int64, pid func() int) bool {
-	wait := unreadPoll
+	wait, unclear := unreadPoll, 0
 	for len(p.asked) == 0 {
 		if p.written.Load() == bytes && p.empty() {
-			if n := pid(); n != 0 && waitsFor(n, p.inode) {
+			d := demandNone
+			if n := pid(); n != 0 {
+				d = waitsFor(n, p.inode)
+			}
+			if d != demandUnclear {
+				unclear = 0
+			} else if unclear++; unclear >= unclearLooks {
+				d = demandSure
+			}
+			if d == demandSure {
 				return true
 			}
 			wait = min(wait+wait/4, demandPoll)

@@ -80,8 +80,8 @@ func (j *job) memory(pid int) int {
 	return kb
 }
 
-// maxMemory is how much gorun may take at most, in kB.
-const maxMemory = 64 << 10
+// maxMemory is how much gorun may take at most, in kB. The race detector takes a multiple.
+const maxMemory = (64 << 10) * raceMemory
 
 func (j *job) lines() []string {
 	got := strings.Split(strings.TrimSpace(j.out.String()), "\n")
