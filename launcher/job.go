@@ -194,7 +194,8 @@ func (r PortRange) String() string {
 	return strconv.Itoa(r.From) + "-" + strconv.Itoa(r.To)
 }
 
-// CommandLine is the gorun command line that asks for the same job. Only a job file can give the argument ":" to one of several programs.
+// CommandLine is the gorun command line that asks for the same job. Only a job file can give the argument ":"
+// to one of several programs that is not the last.
 func (j Job) CommandLine() string {
 	words := []string{"gorun"}
 	for _, o := range JobOptions {
@@ -208,13 +209,13 @@ func (j Job) CommandLine() string {
 		words = append(words, j.Program)
 	}
 	words = append(words, j.Args...)
-	for _, a := range j.Apps {
+	for i, a := range j.Apps {
 		words = append(words, ":") // the first one, too: what stands before it is the job's
 		of := a.job()
 		for _, o := range JobOptions {
 			words = append(words, o.words(&of)...)
 		}
-		if strings.HasPrefix(a.Program, "-") {
+		if last := i == len(j.Apps)-1; strings.HasPrefix(a.Program, "-") || last && slices.Contains(a.Args, ":") {
 			words = append(words, "--")
 		}
 		words = append(append(words, a.Program), a.Args...)

@@ -143,6 +143,9 @@ func TestDecodeJobErrors(t *testing.T) {
 		{"array of jobs", "[[job]]\nnp = 1\n", "job.toml:1:3: job must be a table: [job]"},
 		{"one host", "\n[host]\nname = \"a\"\n", "job.toml:2:2: host must be an array of tables: [[host]]"},
 		{"hosts", "[launch]\nhosts = [\"a\"]\n", "job.toml:2:1: unknown key launch.hosts; a host is a table of its own: [[host]]"},
+		{"key in the first host", "[[host]]\nname = \"a\"\n slotts = 1\n\n[[host]]\nname = \"b\"\nslots = 1\n", "job.toml:3:2: unknown key host.slotts; did you mean slots?"},
+		{"value in the first host", "[[host]]\nname = \"a\"\nslots = 0\n[[host]]\nname = \"b\"\nslots = 1\n", "job.toml:3:1: slots = 0: must be a number from 1 to 16384"},
+		{"type in the first host", "[[host]]\nname = \"a\"\nport = \"x\"\n[[host]]\nport = 22\nname = \"b\"\n", "job.toml:3:1: host.port is of type string, must be of type integer"},
 		{"key in the second host", twoHosts + "  slotts = 1\n", "job.toml:7:3: unknown key host.slotts; did you mean slots?"},
 		{"value in the second host", twoHosts + "  slots = 0 # none\n", "job.toml:7:3: slots = 0: must be a number from 1 to 16384"},
 		{"type in the second host", twoHosts + "slots = \"8\"\n", "job.toml:7:1: host.slots is of type string, must be of type integer"},
@@ -238,16 +241,23 @@ func FuzzDecodeJob(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		job, err := DecodeJob("job.toml", data)
+		job, places, err := decodeJob("job.toml", data)
 		if err != nil {
 			if _, ok := errors.AsType[*UsageError](err); !ok || !placed.MatchString(err.Error()) {
 				t.Fatalf("error %v (%T) does not name the place", err, err)
 			}
 			return
 		}
-		// What was accepted can be planned, unless its hosts have too few slots.
-		if _, err := job.Plan(testFacts); err != nil && len(job.Hosts) == 0 && job.Hostfile == "" {
-			t.Fatalf("accepted, but no plan: %v", err)
+		for _, o := range Origins(Source{Job: job, Places: places}) {
+			if o.From == "" {
+				t.Fatalf("%s = %q has no origin", o.Key, o.Value)
+			}
+		}
+		// What was accepted can be planned, unless one setting needs another, or a host has too few slots.
+		if _, err := job.Plan(testFacts); err != nil {
+			if _, ok := errors.AsType[*UsageError](err); !ok {
+				t.Fatalf("accepted, but no plan: %v (%T)", err, err)
+			}
 		}
 	})
 }

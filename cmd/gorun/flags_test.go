@@ -72,10 +72,41 @@ func TestCommandLineIsReadBack(t *testing.T) {
 	}
 }
 
+func TestParseApps(t *testing.T) {
+	apps := func(a ...launcher.App) []launcher.App { return a }
+	for _, c := range []struct {
+		name string
+		args []string
+		want launcher.Job
+	}{
+		{"two", []string{"-np", "2", "a", "x", ":", "-np", "3", "b"}, launcher.Job{Apps: apps(launcher.App{NP: 2, Program: "a", Args: []string{"x"}}, launcher.App{NP: 3, Program: "b", Args: []string{}})}},
+		{"the first one's flags are the job's", []string{"-np1", "-x", "A=1", "--wdir", "d", "a", ":", "-np1", "-x", "B=1", "--wdir=e", "--device", "host", "b"},
+			launcher.Job{Dir: "d", Env: []launcher.Setting{{Name: "A", Value: "1"}}, Apps: apps(launcher.App{NP: 1, Program: "a", Args: []string{}},
+				launcher.App{NP: 1, Program: "b", Args: []string{}, Dir: "e", Device: "host", Env: []launcher.Setting{{Name: "B", Value: "1"}}})}},
+		{"flags of the job alone", []string{"--timeout", "3", ":", "-np", "1", "a"}, launcher.Job{Timeout: 3 * time.Second, Apps: apps(launcher.App{NP: 1, Program: "a", Args: []string{}})}},
+		{"dashes end the colons", []string{"-np", "1", "a", ":", "-np", "1", "--", "b", ":", "c"}, launcher.Job{Apps: apps(launcher.App{NP: 1, Program: "a", Args: []string{}}, launcher.App{NP: 1, Program: "b", Args: []string{":", "c"}})}},
+	} {
+		q, err := parse(c.args)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		if d := cmp.Diff(q.job, c.want); d != "" || len(q.rest) > 0 {
+			t.Errorf("%s: rest %q, -got +want:\n%s", c.name, q.rest, d)
+		}
+		// And written as a command line it is read as the same.
+		line := strings.Fields(q.job.CommandLine())[1:]
+		if again, err := parse(line); err != nil || cmp.Diff(again.job, q.job) != "" {
+			t.Errorf("%s: %q is read as %+v, %v", c.name, line, again, err)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add("-np", "2", "--timeout=3", "p")
 	f.Add("-x", "A=1", "--", "-q")
 	f.Add("-H", "a:2,[::1]", "--map-by=node", "--nnodes")
+	f.Add("p", ":", "-np=1", "q")
 	f.Add("--tag-output=false", "-n4", "-v", "")
 	f.Fuzz(func(t *testing.T, a, b, c, d string) {
 		args := []string{a, b, c, d}
@@ -85,6 +116,12 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("%q: %v is a %T, want a *UsageError", args, err, err)
 			}
 			return
+		}
+		// A program is a word of the command line.
+		for _, a := range q.job.Apps {
+			if !slices.Contains(args, a.Program) {
+				t.Errorf("%q: program %q", args, a.Program)
+			}
 		}
 		// What is left is the end of what was given, untouched.
 		if n := len(q.rest); !slices.Equal(q.rest, args[len(args)-n:]) {

@@ -139,8 +139,8 @@ type Want struct{ Items []int }
 // Rank is one rank of a host.
 type Rank struct {
 	Rank    int
-	Program int    // index in Prepare.Programs
-	Dir     []byte // the rank's directory, which was given for its program; empty: as Prepare says
+	Program int    `json:",omitempty"` // index in Prepare.Programs
+	Dir     []byte `json:",omitempty"` // the rank's directory, which was given for its program; empty: as Prepare says
 	Argv    Strings
 	Env     Strings
 }
