@@ -18,6 +18,7 @@ func TestFromEnviron(t *testing.T) {
 	}
 	alone := gorun
 	alone.Rank, alone.Size, alone.LocalSize, alone.Node, alone.Nodes = 0, 1, 1, 0, 1
+	own := slices.DeleteFunc(alone.Environ(), func(v string) bool { return !strings.HasPrefix(v, "GORUN_") })
 	for _, c := range []struct {
 		name string
 		env  string // separated by spaces
@@ -36,7 +37,7 @@ func TestFromEnviron(t *testing.T) {
 		{name: "gorun job of one", env: strings.Join(alone.Environ(), " "), want: alone},
 		{
 			name: "torchrun inside a gorun job of one",
-			env:  "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 GROUP_WORLD_SIZE=1 " + strings.Join(alone.Environ()[:10], " "),
+			env:  "RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=0 GROUP_WORLD_SIZE=1 " + strings.Join(own, " "),
 			want: rankenv.Env{Launcher: "torchrun", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Nodes: 1, Device: "1"},
 		},
 		{name: "gorun without size", env: "GORUN_RANK=0", err: "GORUN_RANK is set but GORUN_SIZE is not"},
