@@ -161,6 +161,15 @@ func TestOutputDir(t *testing.T) {
 			}
 		})
 	})
+	t.Run("restart", func(t *testing.T) {
+		j := newJob(t, "--restarts", "1", "sh", "-c", `echo once; [ -e $RANKDIR/tried ] || { touch $RANKDIR/tried; exit 3; }`).outputDir()
+		if got := j.run(); got != 0 {
+			t.Errorf("exit code %d: %s", got, j.err.String())
+		}
+		if got, want := j.outputFile(0, "stdout"), "once\nonce\n"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	})
 	t.Run("no directory", func(t *testing.T) {
 		j := newJob(t, "rank", "exit", "0").outputDir()
 		if err := os.WriteFile(filepath.Join(j.dir, "out"), nil, 0o600); err != nil {
