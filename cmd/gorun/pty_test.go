@@ -121,6 +121,11 @@ bg; touch $RANKDIR/bg; until [ -e $RANKDIR/go ]; do sleep 0.05; done; fg; echo o
 	if strings.Contains(term.shows(), "got <word>") {
 		t.Error("read in the background")
 	}
+	for pid, line := range j.processes() {
+		if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); strings.HasPrefix(line, "gorun ") && bytes.Contains(stat, []byte(") T ")) {
+			t.Error("gorun was stopped, for it has read the terminal in the background")
+		}
+	}
 	if err := os.WriteFile(filepath.Join(j.dir, "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
