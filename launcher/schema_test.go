@@ -110,6 +110,9 @@ func (s *schema) check(at string, v any) error {
 				if s.Additional == false {
 					return fmt.Errorf("%s.%s is unknown", at, k)
 				}
+				if s.Additional == nil || s.Additional == true {
+					continue
+				}
 				b, _ := json.Marshal(s.Additional)
 				p = &schema{}
 				if err := json.Unmarshal(b, p); err != nil {
