@@ -89,6 +89,7 @@ type Account struct {
 	Cut      bool          `json:"output_cut"`       // gorun was ended before all output had been read from it
 	Hosts    []HostAccount `json:"hosts,omitempty"`  // of a job with ranks elsewhere
 	Ranks    []RankAccount `json:"ranks"`
+	Hang     *Hang         `json:"hang,omitempty"`     // what the ranks did at the timeout, or at the last signal that asked for it
 	Restarts int           `json:"restarts"`           // how often the job had been started again when this attempt began
 	Attempts []*Account    `json:"attempts,omitempty"` // those before this one
 

@@ -23,6 +23,8 @@ type control interface {
 	Ready(ctx context.Context) error
 	LoseHost(host int, name, cause string)
 	Unreached(d time.Duration) []int
+	Standings() []node.Standing
+	Stacks(ctx context.Context) map[int][]byte
 	Over()
 	Close() error
 }

@@ -35,6 +35,8 @@ type hostAgent interface {
 	pause()
 	// note tells the host's bootstrap node what an event of this host means for the job.
 	note(e agentEvent)
+	// look tells what the ranks do, within some seconds, and with what is known when ctx is done. size is about how many bytes may be told of each.
+	look(ctx context.Context, size int) (*hostLook, error)
 	// refresh has the state of the job fetched, where it is elsewhere.
 	refresh()
 	// state is what the bootstrap node of host 0 knows of the job, as far as it is known here.

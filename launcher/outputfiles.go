@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 )
 
 // outputFiles are the files of --output-dir: one of each rank and stream, on gorun's machine. They hold what the ranks wrote, byte for
@@ -22,6 +23,9 @@ func openOutputFiles(dir string, ranks int, merge, goOn bool) (*outputFiles, err
 	flag := os.O_WRONLY | os.O_CREATE | os.O_APPEND
 	if !goOn {
 		flag |= os.O_TRUNC
+		if err := os.Remove(filepath.Join(dir, stacksFile)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) { // of an earlier job
+			return nil, outputFileError(err)
+		}
 	}
 	for rank := range ranks {
 		of := filepath.Join(dir, "rank."+strconv.Itoa(rank))

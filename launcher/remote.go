@@ -87,9 +87,11 @@ type remoteHost struct {
 	killed  int
 	made    []string // names of files that ranks made in the job's own directory, some of nMade
 	nMade   int
-	reports int        // events
-	ending  bool       // its end is no loss
-	pipes   []*os.File // to the collectors
+	reports int                    // events
+	looks   uint64                 // questions what the ranks do
+	looked  chan *agentwire.Looked // has room for the answer to the last of them; nil: nobody waits for it
+	ending  bool                   // its end is no loss
+	pipes   []*os.File             // to the collectors
 }
 
 func (h *remoteHost) meet(m meeting) error {
@@ -211,6 +213,11 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 			return errors.New("its agent reaps twice")
 		default:
 			close(h.wasReaped)
+		}
+	case m.Looked != nil:
+		if m.Looked.ID == h.looks && h.looked != nil { // else it is too late
+			h.looked <- m.Looked
+			h.looked = nil
 		}
 	case m.StdinWanted != nil:
 		k := h.stdin.sink(m.StdinWanted.Rank)

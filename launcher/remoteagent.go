@@ -136,6 +136,8 @@ type agentServer struct {
 	place    agentwire.Place // what the ranks get
 	placeEnv [][]string      // and what their environment says of it
 
+	looks            sync.WaitGroup       // at what the ranks do
+	giveUps          []context.CancelFunc // of these
 	nStarted, nEnded int
 	forked           bool
 	orphaned         bool // gorun is gone
@@ -482,6 +484,8 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 			return false, fmt.Errorf("a question about the stdin of rank %d, which has none", m.StdinAsk.Rank)
 		}
 		p.ask(m.StdinAsk.Bytes)
+	case m.Look != nil:
+		s.look(m.Look)
 	case m.StopForks != nil:
 		s.host.stopForks()
 	case m.Signal != nil:
@@ -680,6 +684,10 @@ func (s *agentServer) giveBack() {
 			s.host.over()
 		}
 	}
+	for _, giveUp := range s.giveUps {
+		giveUp()
+	}
+	s.looks.Wait()
 	s.closeReadFDs()
 	for _, p := range s.stdin {
 		p.close()

@@ -112,6 +112,8 @@ type runner struct {
 	failed    int              // the rank whose failure was seen first; -1: none
 	suspects  map[int]bool     // ranks that are left alone for lastRites: they may be the cause of a failure
 	spared    <-chan time.Time // when that is over
+	looking   *looking         // a look at what the ranks do; nil: none is on its way
+	found     <-chan *looked   // what came of it
 }
 
 // internal sets the reason for an error of our own, or of the program's start.
@@ -369,6 +371,8 @@ func (r *runner) run(ctx context.Context) {
 			suspects := r.suspects
 			r.suspects, r.spared = nil, nil
 			r.toRanks(r.lastSig, func(rank int) bool { return suspects[rank] })
+		case all := <-r.found:
+			r.tellLook(all)
 		case <-r.remind:
 			r.remind = nil
 			r.say("%s; waiting up to %v for %s to end", r.progress(), r.plan.KillGrace, r.living())
@@ -378,6 +382,7 @@ func (r *runner) run(ctx context.Context) {
 			}
 		}
 	}
+	r.dropLook()
 }
 
 // progress says why the job is being ended.
@@ -638,9 +643,22 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 		r.next = time.After(lastWords)
 	case why == ReasonHostLost && r.plan.KillGrace > 0:
 		r.next = time.After(lostWords)
+	case why == ReasonTimeout:
+		r.look(func() {
+			if r.lastSig == 0 { // no signal to gorun was faster
+				r.escalate()
+				r.remindLater()
+			}
+		})
+		return
 	default:
 		r.escalate()
 	}
+	r.remindLater()
+}
+
+// remindLater has a person told that gorun waits for ranks, if that takes long.
+func (r *runner) remindLater() {
 	if r.plan.KillGrace > patience && r.lastSig != syscall.SIGKILL {
 		r.remind = time.After(patience)
 	}
@@ -688,7 +706,7 @@ func (r *runner) signal(sig syscall.Signal) {
 			r.endFor(ReasonSignal, "interrupted by "+signalName(sig), signals...)
 			return
 		}
-		if r.lastSig == 0 { // a rank has failed, and the wait for lastWords is over now
+		if r.lastSig == 0 { // a rank has failed, and the wait for lastWords is over now; or the ranks are looked at
 			r.pressed = time.Now()
 			r.escalate()
 			return
@@ -697,6 +715,10 @@ func (r *runner) signal(sig syscall.Signal) {
 			r.sequence = []syscall.Signal{syscall.SIGKILL}
 			r.escalate()
 		}
+	case syscall.SIGQUIT:
+		r.look(func() { r.toRanks(sig, nil) })
+	case syscall.SIGIO:
+		r.look(func() {})
 	default:
 		if isForwarded(sig) {
 			r.toRanks(sig, nil)

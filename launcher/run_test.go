@@ -139,16 +139,18 @@ func (n *fakeNode) Control() string { return "socket" }
 func (n *fakeNode) RankExited(rank, code int, cause string) {
 	n.exits = append(n.exits, fmt.Sprintf("%d: %d %s", rank, code, cause))
 }
-func (n *fakeNode) Joined(rank int) (bool, bool)  { j := n.joined[rank]; return j[0], j[1] }
-func (n *fakeNode) Ended() []int                  { return n.ended }
-func (n *fakeNode) Suspicions() []node.Suspicion  { return n.said }
-func (n *fakeNode) Close() error                  { n.closed = true; return nil }
-func (n *fakeNode) Addr() string                  { return "" }
-func (n *fakeNode) AddSeeds(...string)            {}
-func (n *fakeNode) Ready(context.Context) error   { return nil }
-func (n *fakeNode) LoseHost(int, string, string)  {}
-func (n *fakeNode) Over()                         {}
-func (n *fakeNode) Unreached(time.Duration) []int { return nil }
+func (n *fakeNode) Joined(rank int) (bool, bool)          { j := n.joined[rank]; return j[0], j[1] }
+func (n *fakeNode) Ended() []int                          { return n.ended }
+func (n *fakeNode) Suspicions() []node.Suspicion          { return n.said }
+func (n *fakeNode) Close() error                          { n.closed = true; return nil }
+func (n *fakeNode) Addr() string                          { return "" }
+func (n *fakeNode) AddSeeds(...string)                    {}
+func (n *fakeNode) Ready(context.Context) error           { return nil }
+func (n *fakeNode) LoseHost(int, string, string)          {}
+func (n *fakeNode) Standings() []node.Standing            { return nil }
+func (n *fakeNode) Stacks(context.Context) map[int][]byte { return nil }
+func (n *fakeNode) Over()                                 {}
+func (n *fakeNode) Unreached(time.Duration) []int         { return nil }
 
 func TestNodeHearsOfExits(t *testing.T) {
 	n := &fakeNode{joined: map[int][2]bool{0: {true, false}}}

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Signals are those that a process which runs a job should be told of, as Options.Signals: what ends a job, and what ranks get as it came. Others
+// Signals are those that a process which runs a job should be told of, as Options.Signals: what ends a job, what ranks get as it came, and SIGIO, which asks what they do. Others
 // mean gorun's own process (SIGABRT), come from the kernel for it (SIGPROF, SIGVTALRM, SIGCHLD, SIGPIPE, SIGURG, SIGXFSZ), or are about a
 // terminal that ranks do not have (SIGWINCH, SIGTTIN, SIGTTOU).
 func Signals() []os.Signal {
-	all := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGXCPU, syscall.SIGPWR}
+	all := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGIO, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGXCPU, syscall.SIGPWR}
 	// Those below belong to the C libraries' threads.
 	for sig := syscall.Signal(35); sig <= 64; sig++ {
 		all = append(all, sig)
@@ -30,7 +30,9 @@ func endsJob(s os.Signal) bool {
 }
 
 // isForwarded reports whether ranks get a signal as it came.
-func isForwarded(s os.Signal) bool { return !endsJob(s) && slices.Contains(Signals(), s) }
+func isForwarded(s os.Signal) bool {
+	return !endsJob(s) && s != syscall.SIGIO && slices.Contains(Signals(), s)
+}
 
 // TimedSignal is a signal that the ranks get some time before the job's timeout.
 type TimedSignal struct {

@@ -77,7 +77,7 @@ func TestReportIsDocumented(t *testing.T) {
 			words[key] = true
 		}
 	}
-	for _, typ := range []reflect.Type{reflect.TypeFor[launcher.Account](), reflect.TypeFor[launcher.RankAccount](), reflect.TypeFor[launcher.HostAccount](), reflect.TypeFor[launcher.RankPlace]()} {
+	for _, typ := range []reflect.Type{reflect.TypeFor[launcher.Account](), reflect.TypeFor[launcher.RankAccount](), reflect.TypeFor[launcher.HostAccount](), reflect.TypeFor[launcher.RankPlace](), reflect.TypeFor[launcher.Hang](), reflect.TypeFor[launcher.RankStacks]()} {
 		for i := range typ.NumField() {
 			f := typ.Field(i)
 			key, _, _ := strings.Cut(f.Tag.Get("json"), ",")

@@ -5,9 +5,12 @@ const signalsHelp = `What gorun does on a signal:
   SIGINT (Ctrl-C)      SIGINT to the ranks, SIGTERM after --kill-grace, SIGKILL after another
   SIGINT again         SIGKILL to the ranks at once
   SIGTERM, SIGHUP      SIGTERM to the ranks, SIGKILL after --kill-grace
+  SIGQUIT (Ctrl-\)     gorun says what the ranks do; then SIGQUIT to the ranks, which
+                       ends those that do not catch it
+  SIGIO                gorun says what the ranks do, and nothing else happens
   SIGUSR1, SIGUSR2,    the same signal to the ranks, as often as gorun sees it
-  SIGQUIT, SIGALRM,
-  SIGXCPU, SIGPWR,
+  SIGALRM, SIGXCPU,
+  SIGPWR,
   35 to 64 (real time)
   SIGTSTP (Ctrl-Z)     SIGSTOP to the ranks, and gorun stops; when it goes on, they do
                        (ranks lead sessions of their own, where SIGTSTP stops nothing)
@@ -23,6 +26,15 @@ with them ignored (nohup; the background of a script).
 --timeout-signal USR1@30s sends the ranks a signal 30 s before the timeout, to save what
 they have. A rank that does not catch it ends by it, which is a failure. The timeout itself
 is SIGTERM, and SIGKILL after --kill-grace.
+
+What the ranks do (kill -IO PID, Ctrl-\, and before the ranks hear of a timeout) takes up
+to three seconds and stops no rank. First come the ranks that others wait for, and in what;
+then the stacks of the goroutines of ranks that have joined the job (bootstrap.Join), equal
+ones once; of other programs, and of ranks that do not answer, what Linux says of each
+process: its state, and the system call that it is in. -v shows goroutines and frames of
+the Go runtime and of gorun, too; with --output-dir all that is in DIR/stacks.txt, and
+--report has it as hang. A Python program shows its own stacks on SIGUSR1 to gorun if it
+has called faulthandler.register(signal.SIGUSR1).
 
 Each rank is the leader of a session of its own, and signals go to its whole process
 group. When the last rank has ended, whatever ranks left running is killed.
@@ -76,6 +88,14 @@ and count from start.
   ended_ns       until the last rank had ended
   left_over      how many processes that ranks left behind were killed
   output_cut     gorun was ended before all output had been read from it
+  hang           what the ranks did at the timeout, or at the last SIGQUIT or SIGIO:
+    after_ns         when it was asked for
+    lines            as gorun showed it
+    ranks            each rank that ran:
+      rank             its number
+      goroutines       of one that answered: id, state, frames (func, line), by
+      processes        else: pid, command, threads (name, state, syscall, where)
+      error            why there is less than that
   restarts       how often the job had been started again
   attempts       the attempts before this one, each in this form
   hosts          of a job with ranks on other hosts:

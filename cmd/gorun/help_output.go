@@ -17,7 +17,8 @@ ranks wait for its end, or until it pauses for 0.5 s.
   --output-dir DIR     also a file for each rank and stream: DIR/rank.3/stdout holds what
                        rank 3 wrote, byte for byte (with times, if these are wanted, and
                        without tags). They are on the machine of gorun. Files that are
-                       there are emptied; those of a job that restarts go on
+                       there are emptied; those of a job that restarts go on.
+                       DIR/stacks.txt: what the ranks did at a timeout (help signals)
   --files-only         nothing but these files
 
 A reader that is slow holds up the ranks, and not gorun's memory. All that ranks wrote is

@@ -319,7 +319,7 @@ func TestSignals(t *testing.T) {
 		{"term", []string{"rank", "signals", "15"}, []syscall.Signal{syscall.SIGTERM}, 143, []syscall.Signal{syscall.SIGTERM}, "gorun: interrupted by SIGTERM\n"},
 		{"hang up", []string{"rank", "signals", "15"}, []syscall.Signal{syscall.SIGHUP}, 129, []syscall.Signal{syscall.SIGTERM}, "gorun: interrupted by SIGHUP\n"},
 		{"no grace", []string{"--kill-grace", "0", "rank", "signals"}, []syscall.Signal{syscall.SIGTERM}, 143, nil, "ended by gorun (SIGKILL)"},
-		{"forwarded", []string{"rank", "signals", "3"}, []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT}, 0, []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT}, ""},
+		{"forwarded", []string{"rank", "signals", "3"}, []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT}, 0, []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT}, "gorun: what the ranks do after "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := newJob(t, append([]string{"-np", "2"}, c.args...)...).start()

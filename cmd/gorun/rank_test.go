@@ -222,6 +222,8 @@ func rankMain() {
 	case "stderr":
 		fmt.Fprintln(os.Stderr, "something is wrong on", rank)
 		os.Exit(5)
+	case "hang":
+		hang(args[1:])
 	case "listen":
 		listenOnMasterPort()
 	case "join":

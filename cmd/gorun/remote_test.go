@@ -142,7 +142,7 @@ func TestRemote(t *testing.T) {
 		{"cause on another host", []string{"rank", "fail", "error"}, 2, `(?m)^gorun: rank 1 \(host a, pid \d+\) exited with code 2 `},
 		{"missing program", []string{"nonexistent-program"}, 127, `nonexistent-program`},
 		{"missing directory", []string{"--wdir", "/nonexistent/dir", "true"}, 126, `host a: change to working directory /nonexistent/dir: no such file or directory`},
-		{"timeout", []string{"--timeout", "300ms", "rank", "sleep"}, 124, `^gorun: timeout: `},
+		{"timeout", []string{"--timeout", "300ms", "rank", "sleep"}, 124, `(?s)^gorun: what the ranks do after \S+:\n  .*\ngorun: timeout: `},
 		{"left over", []string{"rank", "family", "0"}, 0, `^$`},
 		{"left over of a failure", []string{"rank", "family", "4"}, 4, `^gorun: rank \d`},
 		{"stderr is shown once", []string{"rank", "1:stderr"}, 5, `^something is wrong on 1\ngorun: rank 1 \(host a, pid \d+\) exited with code 5 after \S+\n  then:`},

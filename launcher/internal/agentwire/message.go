@@ -37,6 +37,7 @@ type Message struct {
 	Listen    *Empty   `json:",omitempty"` // after Prepared or Checked: answer probes at all of the host's addresses
 	Reach     *Reach   `json:",omitempty"` // after Prepared or Checked
 	Move      *Move    `json:",omitempty"` // after Prepared: the node is to be at another address
+	Look      *Look    `json:",omitempty"` // after Start
 	StdinAsk  *StdinAt `json:",omitempty"` // has the rank read so many bytes of its stdin, and waits for more? Replaces the question before
 
 	// From the agent.
@@ -53,6 +54,7 @@ type Message struct {
 	State       *State      `json:",omitempty"`
 	Reaped      *Reaped     `json:",omitempty"`
 	StdinWanted *StdinAt    `json:",omitempty"` // the answer to StdinAsk, when it is so
+	Looked      *Looked     `json:",omitempty"`
 	Log         *Text       `json:",omitempty"` // a line for --verbose
 	Checked     *Checked    `json:",omitempty"`
 	Listening   *Listening  `json:",omitempty"`
@@ -302,7 +304,7 @@ func Decode(b []byte) (*Message, error) {
 	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Pause != nil, m.Bye != nil,
 		m.Prepared != nil, m.Failed != nil, m.Want != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
 		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinAsk != nil, m.StdinWanted != nil, m.Log != nil, m.Ping != nil,
-		m.Check != nil, m.Listen != nil, m.Listening != nil, m.Move != nil, m.Moved != nil, m.Reach != nil, m.Checked != nil, m.Reached != nil, m.Clock != nil} {
+		m.Check != nil, m.Listen != nil, m.Listening != nil, m.Move != nil, m.Moved != nil, m.Reach != nil, m.Checked != nil, m.Reached != nil, m.Clock != nil, m.Look != nil, m.Looked != nil} {
 		if set {
 			n++
 		}

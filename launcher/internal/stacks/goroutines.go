@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Goroutine is one of a dump.
@@ -107,7 +108,13 @@ func clip(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText]
 	}
-	return strings.ToValidUTF8(s, "?")
+	// Processes choose their names: they are not to write to a terminal.
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
 }
 
 // module is the path of gorun's own packages.

@@ -1,0 +1,127 @@
+package launcher
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/stacks"
+)
+
+// lookJob is one of two hosts with a rank each that end on signals only.
+func lookJob() *fakeJob {
+	j := &fakeJob{plan: &Plan{KillGrace: time.Minute, Timeout: 10 * time.Second, Hosts: []PlanHost{{Name: "a"}, {Name: "b"}}, Ranks: []PlanRank{{Rank: 0}, {Rank: 1, Host: 1}}}}
+	j.hosts = []*fakeHost{{ranks: []*fakeRank{{rank: 0}}}, {index: 1, ranks: []*fakeRank{{rank: 1}}}}
+	j.hosts[0].found = hostLook{
+		standings: []node.Standing{{Rank: 0, Waits: []node.Wait{{What: "barrier #2 of group world", For: 4 * time.Second, Group: "g"}}}},
+		ranks:     []RankStacks{{Rank: 0, Go: []stacks.Goroutine{{ID: 1, State: "select", Frames: []stacks.Frame{{Func: "main.wait", Line: "m/main.go:3"}}}}}},
+	}
+	j.hosts[1].found = hostLook{standings: []node.Standing{{Rank: 1}}, ranks: []RankStacks{{Rank: 1, Processes: []stacks.Process{{PID: 4, Command: "p", Threads: []stacks.Thread{{State: "running"}}}}}}}
+	return j
+}
+
+// At the timeout people hear what the ranks do before these hear of it; a host that does not answer holds nothing up for long.
+func TestLookAtTimeout(t *testing.T) {
+	const all = `gorun: what the ranks do after 10s:
+  rank 1 of 2 (host b) has not entered barrier #2 of group world: it waits in nothing of gorun; rank 0 waits for it since 4.0 s
+  rank 0 (host a): main goroutine, select
+    main.wait (m/main.go:3)
+  rank 1 (host b): p, running
+`
+	for _, c := range []struct {
+		name string
+		mute bool
+		sig  syscall.Signal // to gorun, one second after the timeout
+		end  time.Duration
+		said string
+	}{
+		{"all answer", false, 0, 10 * time.Second, all},
+		{"one does not", true, 0, 13 * time.Second, `gorun: what the ranks do after 10s:
+  rank 1 of 2 (host b) has not entered barrier #2 of group world: it has sent no word; rank 0 waits for it since 4.0 s
+  host b does not answer
+  rank 0 (host a): main goroutine, select
+    main.wait (m/main.go:3)
+`},
+		{"ctrl-c", true, syscall.SIGINT, 11 * time.Second, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := lookJob()
+				j.hosts[1].mute = c.mute
+				if c.sig != 0 {
+					time.AfterFunc(11*time.Second, func() { j.signals <- c.sig })
+				}
+				a := j.run(t)
+				if end := a.End.Sub(a.Start); a.Code != ExitTimeout || end != c.end {
+					t.Errorf("code %d after %v, want %v", a.Code, end, c.end)
+				}
+				if d := cmp.Diff(j.said.String(), c.said); d != "" {
+					t.Error(d)
+				}
+				if c.said == "" {
+					return
+				}
+				var back struct {
+					Hang struct {
+						After time.Duration `json:"after_ns"`
+						Lines []string
+						Ranks []struct{ Rank int }
+					}
+				}
+				text, err := json.Marshal(a)
+				if err == nil {
+					err = json.Unmarshal(text, &back)
+				}
+				lines := strings.Split(strings.TrimSuffix(c.said, "\n"), "\n  ")[1:]
+				if d := cmp.Diff(back.Hang.Lines, lines); err != nil || d != "" || back.Hang.After != 10*time.Second || len(back.Hang.Ranks) == 0 {
+					t.Errorf("in the report: %+v, %v, %s", back, err, d)
+				}
+			})
+		})
+	}
+}
+
+// Each SIGQUIT reaches the ranks, after what they do was told; SIGIO does not.
+func TestLookOnSignal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		j := lookJob()
+		for _, h := range j.hosts {
+			h.mute = true
+			h.ranks[0].deaf = true
+		}
+		j.plan.Timeout, j.plan.KillGrace = time.Minute, time.Second
+		at := func(d time.Duration, sigs ...os.Signal) {
+			time.AfterFunc(d, func() {
+				for _, s := range sigs {
+					j.signals <- s
+				}
+			})
+		}
+		at(time.Second, syscall.SIGIO)
+		at(5*time.Second, syscall.SIGQUIT, syscall.SIGIO, syscall.SIGQUIT)
+		at(7*time.Second, syscall.SIGUSR1)
+		a := j.run(t)
+		if a.Code != ExitTimeout {
+			t.Errorf("code %d", a.Code)
+		}
+		for _, h := range j.hosts {
+			if want := []syscall.Signal{syscall.SIGUSR1, syscall.SIGQUIT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGKILL}; !slices.Equal(h.got, want) {
+				t.Errorf("the ranks got %v, want %v", h.got, want)
+			}
+		}
+		for _, after := range []string{"1s", "5s", "1m0s"} {
+			if n := strings.Count(j.said.String(), fmt.Sprintf("what the ranks do after %s:\n", after)); n != 1 {
+				t.Errorf("what they do after %s was told %d times:\n%s", after, n, j.said.String())
+			}
+		}
+	})
+}
