@@ -348,7 +348,7 @@ func (a *agent) watch() {
 				a.report(agentEvent{kind: keeperDied, pid: a.cfg.keeper.PID(), at: now})
 			default:
 				i, pidfd := int(e.Fd), int(e.Pad)
-				status, ended := peek(pidfd)
+				status, ended := peek(unix.P_PIDFD, pidfd)
 				if !ended {
 					continue
 				}
@@ -399,7 +399,7 @@ func isZombie(pid int) bool {
 
 // peek reads how a process ended and leaves it a zombie: so its process group's number stays ours, and what
 // it left running in the group can be signalled safely, until close.
-func peek(pidfd int) (exitStatus, bool) {
+func peek(kind, id int) (exitStatus, bool) {
 	// The kernel's siginfo_t for SIGCHLD on 64-bit Linux.
 	var info struct {
 		signo, errno, code, _ int32
@@ -407,7 +407,7 @@ func peek(pidfd int) (exitStatus, bool) {
 		_                     [96]byte
 	}
 	for {
-		err := unix.Waitid(unix.P_PIDFD, pidfd, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+		err := unix.Waitid(kind, id, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 		if err == unix.EINTR {
 			continue
 		}
@@ -426,6 +426,21 @@ func peek(pidfd int) (exitStatus, bool) {
 	default:
 		return exitStatus{Code: int(info.status)}, true
 	}
+}
+
+// ended are the ranks whose processes have ended, reported or not.
+func (a *agent) ended() (ranks []int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, pid := range a.pids {
+		if pid == 0 {
+			continue
+		}
+		if _, ended := peek(unix.P_PID, pid); ended {
+			ranks = append(ranks, a.cfg.ranks[i].rank)
+		}
+	}
+	return ranks
 }
 
 // stopForks keeps ranks that have not been started from being started.

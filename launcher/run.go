@@ -48,6 +48,8 @@ const (
 	drainAfterSignal = 500 * time.Millisecond
 	// lossSeen is more than the time until the loss of a host is seen: a rank that failed longer before did not fail because of it.
 	lossSeen = silentAlone + 5*time.Second
+	// hearing bounds the wait for the report of a rank that has ended already.
+	hearing = time.Second
 	// resumeSeen bounds the wait for the signal that has ended a stop of this process.
 	resumeSeen = time.Second
 	// adoptEvery is how often processes that ranks left behind are reaped.
@@ -696,6 +698,7 @@ func (r *runner) signal(sig syscall.Signal) {
 	switch sig {
 	case syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP:
 		r.asked = true
+		r.hear()
 		if !r.ending {
 			r.interrupt = sig
 			signals := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}
@@ -722,6 +725,28 @@ func (r *runner) signal(sig syscall.Signal) {
 	default:
 		if isForwarded(sig) {
 			r.toRanks(sig, nil)
+		}
+	}
+}
+
+// hear takes the reports of the ranks of this host that have ended already: a signal that was sent because of a rank's end, or merely
+// later, may come here before that end does.
+func (r *runner) hear() {
+	late := time.After(hearing)
+	for _, h := range r.hosts {
+		h, ok := h.(*localHost)
+		if !ok || r.ending {
+			continue
+		}
+		for _, rank := range h.agent.ended() {
+			for !r.acct.Ranks[rank].done {
+				select {
+				case e := <-r.events:
+					r.event(e)
+				case <-late:
+					return
+				}
+			}
 		}
 	}
 }

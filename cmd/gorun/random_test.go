@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gorun-dev/gorun/launcher"
 )
 
 // randomEnd is a rank's part in a random job. It acts when the rank before it has ended.
@@ -119,5 +121,21 @@ func randomEndsJob(t *testing.T, home string, seed int) {
 	}
 	if want := fmt.Sprintf("gorun: rank %d (host ", cause); cause >= 0 && !strings.Contains(j.err.String(), want) {
 		t.Errorf("seed %d: stderr %q does not say %q", seed, j.err.String(), want)
+	}
+}
+
+// A rank fails, and then somebody sends gorun a signal that it may see first: the failure is the cause.
+func TestSignalAfterFailure(t *testing.T) {
+	const end = `[ $RANK = 0 ] && { until [ -e $RANKDIR/go ]; do sleep 0.01; done; exit 3; }
+kill -STOP $PPID; touch $RANKDIR/go; after 0; kill -TERM $PPID; kill -CONT $PPID; exec sleep 1000`
+	for range 10 {
+		j := newJob(t, "-np", "2", "sh", "-c", after+end)
+		report := j.reporting()
+		if got := j.run(); got != 3 {
+			t.Errorf("exit code %d, want 3: %s", got, j.err.String())
+		}
+		if r := report(); r.Cause != 0 || r.Reason != launcher.ReasonFailed {
+			t.Errorf("cause %d, reason %s, want 0, failed", r.Cause, r.Reason)
+		}
 	}
 }
