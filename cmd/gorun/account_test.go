@@ -140,7 +140,8 @@ func TestOneFailsOthersGoOn(t *testing.T) {
 				t.Errorf("exit code %d, want 7", got)
 			}
 			j.goneIn(time.Second)
-			if want := regexp.MustCompile(`(?m)^gorun: rank 1 \(host \S+, pid \d+\) exited with code 7 after \S+\n  then: ranks 0,2 ended by gorun \(SIGTERM\)\n\z`); !want.MatchString(j.err.String()) {
+			// The last words are repeated where something came after them: that gorun waits, on a slow machine.
+			if want := regexp.MustCompile(`(?m)^gorun: rank 1 \(host \S+, pid \d+\) exited with code 7 after \S+\n(  its last lines on stderr:\n    no luck\n)?  then: ranks 0,2 ended by gorun \(SIGTERM\)\n\z`); !want.MatchString(j.err.String()) {
 				t.Errorf("stderr %q, want %v", j.err.String(), want)
 			}
 			r := report()
