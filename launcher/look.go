@@ -25,8 +25,12 @@ const (
 	// lookWait is how long all hosts are waited for.
 	lookWait = lookBound + time.Second
 	// lookTotal and lookRank bound what is told of all ranks and of one, in bytes.
-	lookTotal = 64 << 20
+	lookTotal = 32 << 20
 	lookRank  = 256 << 10
+	// lookStandings bounds what an agent tells of what its ranks wait in, in bytes: with lookTotal that is less than a message may have.
+	lookStandings = 16 << 20
+	// lookRanks is how long a list of ranks may be, in bytes.
+	lookRanks = 120
 	// lookProcesses is how many processes of a rank are looked at.
 	lookProcesses = 16
 )
@@ -134,12 +138,41 @@ func (h *remoteHost) look(ctx context.Context, size int) (*hostLook, error) {
 	case <-ctx.Done():
 		return nil, errors.New("does not answer")
 	}
-	found := &hostLook{}
-	if err := json.Unmarshal(m.Standings, &found.standings); err != nil {
+	return fromAgent(m, h.ranks, h.size)
+}
+
+// fromAgent reads an answer, and leaves out what there cannot be. ranks are those of its host, in order, size is that of the job.
+func fromAgent(m *agentwire.Looked, ranks []int, size int) (*hostLook, error) {
+	var standings []node.Standing
+	if err := json.Unmarshal(m.Standings, &standings); err != nil {
 		return nil, fmt.Errorf("does not say what its ranks wait in: %w", err)
 	}
-	found.standings = slices.DeleteFunc(found.standings, func(s node.Standing) bool { return !slices.Contains(h.ranks, s.Rank) })
-	found.ranks = slices.DeleteFunc(m.Ranks, func(r RankStacks) bool { return !slices.Contains(h.ranks, r.Rank) })
+	found := &hostLook{}
+	told := map[int]bool{}
+	for _, s := range standings {
+		if _, its := slices.BinarySearch(ranks, s.Rank); !its || told[s.Rank] {
+			continue
+		}
+		told[s.Rank] = true
+		s.Waits = slices.DeleteFunc(s.Waits, func(w node.Wait) bool {
+			for _, run := range w.Members {
+				if run[0] < 0 || run[0] >= size || run[1] < 1 || run[1] > size {
+					return true
+				}
+			}
+			return false
+		})
+		found.standings = append(found.standings, s)
+	}
+	clear(told)
+	for _, r := range m.Ranks {
+		if _, its := slices.BinarySearch(ranks, r.Rank); !its || told[r.Rank] {
+			continue
+		}
+		told[r.Rank] = true
+		r.Processes = slices.DeleteFunc(r.Processes, func(p stacks.Process) bool { return len(p.Threads) == 0 })
+		found.ranks = append(found.ranks, r)
+	}
 	return found, nil
 }
 
@@ -153,10 +186,18 @@ func (s *agentServer) look(m *agentwire.Look) {
 		if err != nil {
 			s.mux.Send(&agentwire.Message{Log: &agentwire.Text{Text: err.Error()}})
 		}
-		standings, err := json.Marshal(found.standings)
-		if err != nil {
-			return
+		standings := []byte{'['}
+		for i, st := range found.standings {
+			text, err := json.Marshal(st)
+			if err != nil || len(standings)+len(text) > lookStandings {
+				break
+			}
+			if i > 0 {
+				standings = append(standings, ',')
+			}
+			standings = append(standings, text...)
 		}
+		standings = append(standings, ']')
 		s.mux.Send(&agentwire.Message{Looked: &agentwire.Looked{ID: m.ID, Standings: standings, Ranks: found.ranks}})
 	})
 }
@@ -254,10 +295,14 @@ func (r *runner) hang(all *looked) (h *Hang, whole []string) {
 	slices.SortFunc(h.Ranks, func(a, b RankStacks) int { return a.Rank - b.Rank })
 	waits := node.Report(standings, r.plan.nodeOf(), names)
 	name := func(ranks []int) string {
-		if names == nil || len(ranks) != 1 {
-			return ranksText(ranks)
+		text := ranksText(ranks)
+		switch {
+		case names != nil && len(ranks) == 1:
+			text += fmt.Sprintf(" (host %s)", names[r.plan.Ranks[ranks[0]].Host])
+		case len(text) > lookRanks:
+			text = fmt.Sprintf("%d %s,...", len(ranks), text[:strings.LastIndexByte(text[:lookRanks], ',')])
 		}
-		return fmt.Sprintf("%s (host %s)", ranksText(ranks), names[r.plan.Ranks[ranks[0]].Host])
+		return text
 	}
 	h.Lines = slices.Concat(waits, missing, stacks.Tell(h.Ranks, name, r.o.Verbose))
 	if len(h.Lines) == 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/stacks"
 )
 
@@ -123,5 +124,48 @@ func TestLookOnSignal(t *testing.T) {
 				t.Errorf("what they do after %s was told %d times:\n%s", after, n, j.said.String())
 			}
 		}
+	})
+}
+
+// What is odd about many ranks is told in short lines.
+func TestLookNamesManyRanks(t *testing.T) {
+	r := &runner{plan: &Plan{Hosts: []PlanHost{{Name: "a"}}}, acct: &Account{}}
+	found := &hostLook{}
+	for i := range 4096 {
+		r.plan.Ranks = append(r.plan.Ranks, PlanRank{Rank: i})
+		found.ranks = append(found.ranks, RankStacks{Rank: i, Processes: []stacks.Process{{Command: "p", Threads: []stacks.Thread{{State: []string{"running", "stopped"}[i%2]}}}}})
+	}
+	h, whole := r.hang(&looked{hosts: []*hostLook{found}, errs: make([]error, 1)})
+	if len(h.Lines) != 2 || len(whole) != 2 || !strings.HasPrefix(h.Lines[0], "2048 ranks 0,2,4,6,") || !strings.HasSuffix(h.Lines[1], ",...: p, stopped") || len(h.Lines[0]) > 200 {
+		t.Errorf("%q", h.Lines)
+	}
+}
+
+// Whatever an agent says of its ranks, gorun does not fall over, nor tell it of others.
+func FuzzLooked(f *testing.F) {
+	j := lookJob()
+	for _, standings := range []string{
+		`[{"Rank":1,"Waits":[{"What":"x","For":5,"Group":"g","Members":[[0,2]]}],"Seen":[{"Comm":7,"Name":"w","Last":3}]},{"Rank":1},{"Rank":-1}]`,
+		`[{"Rank":1,"Waits":[{"What":"x","Members":[[-5,9223372036854775807]]},{"Comm":7,"Seq":1,"What":""}]}]`,
+		`[{"Rank":0,"State":"ended"}]`, `{}`,
+	} {
+		for _, ranks := range []string{`[{"rank":1,"processes":[{"pid":1,"threads":[]},{"threads":[{}]}],"goroutines":[{}]},{"rank":1},{"rank":7}]`, `null`} {
+			f.Add([]byte(standings), []byte(ranks))
+		}
+	}
+	f.Fuzz(func(t *testing.T, standings, ranks []byte) {
+		m := &agentwire.Looked{Standings: standings}
+		if json.Unmarshal(ranks, &m.Ranks) != nil {
+			return
+		}
+		found, err := fromAgent(m, []int{1}, 2)
+		if err != nil {
+			return
+		}
+		if len(found.ranks) > 1 || len(found.standings) > 1 {
+			t.Errorf("of one rank: %+v", found)
+		}
+		r := &runner{plan: j.plan, acct: &Account{}}
+		r.hang(&looked{hosts: []*hostLook{{}, found}, errs: make([]error, 2)})
 	})
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+
+	"github.com/gorun-dev/gorun/launcher/internal/stacks"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -32,6 +34,8 @@ func TestMessagesAreReadBack(t *testing.T) {
 		{Checked: &Checked{Machine: "m", Facts: []byte(`{"host":"a"}`), Programs: []Verdict{{Err: "x"}}}},
 		{Reached: &Reached{Hosts: []ReachedHost{{Host: 1, Err: "refused"}, {Host: 2, Took: time.Second}}}},
 		{Clock: &Clock{Now: time.Date(2026, 11, 29, 12, 0, 0, 1, time.UTC)}},
+		{Look: &Look{ID: 3, Within: time.Second, Size: 1 << 20}},
+		{Looked: &Looked{ID: 3, Standings: []byte(`[{"Rank":1}]`), Ranks: []stacks.Rank{{Rank: 1, Go: []stacks.Goroutine{{ID: 1, State: "select", Frames: []stacks.Frame{{Func: "main.main", Line: "a/b.go:3"}}}}}}}},
 		{Reaped: &Reaped{Killed: 1, Joined: []Joined{{Rank: 1, Left: true}}}},
 	} {
 		b, err := Encode(m)

@@ -19,16 +19,29 @@ func (r *Rank) Fit(size int) {
 		seen[key] = true
 	}
 	slices.SortStableFunc(all, func(a, b Goroutine) int { return a.weight() - b.weight() })
-	r.Go = fit(all, &size)
-	r.Processes = fit(r.Processes, &size)
+	r.Go = fit(all, &size, func(g Goroutine) (Goroutine, bool) {
+		g.Frames = g.Frames[:len(g.Frames)/2]
+		return g, len(g.Frames) > 0
+	})
+	r.Processes = fit(r.Processes, &size, func(p Process) (Process, bool) {
+		p.Threads = p.Threads[:(len(p.Threads)+1)/2]
+		return p, len(p.Threads) > 1
+	})
 }
 
-// fit is as much of a list as has room; the first has room in any case.
-func fit[T any](list []T, size *int) []T {
+// fit is as much of a list as has room. The first has it in any case, cut as often as needed: cut makes it shorter, and says whether that can be done again.
+func fit[T any](list []T, size *int, cut func(T) (T, bool)) []T {
 	for i := range list {
-		text, _ := json.Marshal(list[i])
-		if *size -= len(text); *size < 0 && i > 0 {
-			return list[:i]
+		for more := true; ; {
+			text, _ := json.Marshal(list[i])
+			if len(text) <= *size || i == 0 && !more {
+				*size -= len(text)
+				break
+			}
+			if i > 0 {
+				return list[:i]
+			}
+			list[i], more = cut(list[i])
 		}
 	}
 	return list

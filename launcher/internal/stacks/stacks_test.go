@@ -2,11 +2,13 @@ package stacks
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -220,5 +222,54 @@ ranks [5]: python3, sleeping in read 5 (socket)
 	}
 	if got := Tell(many, name, false); len(got) != maxStacks+1 || got[maxStacks] != "and 76 more" {
 		t.Errorf("%d lines, the last %q", len(got), got[len(got)-1])
+	}
+}
+
+// What is told of a rank has a bound, and the most telling of it comes first.
+func TestFit(t *testing.T) {
+	frames := func(name string, n int) (all []Frame) {
+		for i := range n {
+			all = append(all, Frame{fmt.Sprintf("%s%d", name, i), "m/main.go:1"})
+		}
+		return all
+	}
+	whole := Rank{Go: []Goroutine{{ID: 9, State: "IO wait", Frames: frames("runtime.f", 3)}}}
+	for i := range 1000 {
+		whole.Go = append(whole.Go, Goroutine{ID: 100 + i, State: "select", Frames: frames("main.work", 5)}, Goroutine{ID: 5000 + i, State: fmt.Sprint("state ", i), Frames: frames("main.odd", 5)})
+	}
+	whole.Go = append(whole.Go, Goroutine{ID: 1, State: "select", Frames: frames("main.f", 100)})
+	for _, p := range []int{7, 8} {
+		threads := make([]Thread, 512)
+		for i := range threads {
+			threads[i] = Thread{Name: "t", State: "sleeping", Syscall: "futex"}
+		}
+		whole.Processes = append(whole.Processes, Process{PID: p, Command: "p", Threads: threads})
+	}
+	for size, want := range map[int]struct{ goroutines, frames int }{64 << 20: {1003, 100}, 16 << 10: {30, 100}, 2 << 10: {3, 25}, 1: {1, 0}} {
+		r := Rank{Go: slices.Clone(whole.Go), Processes: slices.Clone(whole.Processes)}
+		r.Fit(size)
+		text, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(text) > size+1<<10 {
+			t.Errorf("%d bytes for %d", len(text), size)
+		}
+		if n := len(r.Go); n < want.goroutines || n > 2*want.goroutines || len(r.Go[0].Frames) != want.frames || r.Go[0].ID != 1 {
+			t.Errorf("%d bytes: %d goroutines, the first %d with %d frames; want some %d, 1 with %d", size, n, r.Go[0].ID, len(r.Go[0].Frames), want.goroutines, want.frames)
+		}
+		if len(r.Go) > 1 && r.Go[1].ID != 100 {
+			t.Errorf("the second is %+v", r.Go[1])
+		}
+		if len(r.Processes) == 0 || len(r.Processes[0].Threads) == 0 || r.Processes[0].PID != 7 {
+			t.Errorf("%d bytes: processes %+v", size, r.Processes)
+		}
+	}
+}
+
+// Names that processes give themselves do not write to a terminal.
+func TestNamesAreClean(t *testing.T) {
+	if got, want := clip("a\x1b[2Jb\x9b\xff\u0085c"), "a?[2Jb??c"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
