@@ -44,6 +44,7 @@ func newBenchCmd(io stdio) *cobra.Command {
 		Use:                "bench [flags]",
 		Short:              "measure collectives",
 		DisableFlagParsing: true, // most are gorun-bench's
+		ValidArgsFunction:  completeBench,
 		RunE: func(_ *cobra.Command, args []string) error {
 			mine, rest, err := splitBench(args)
 			if err != nil {

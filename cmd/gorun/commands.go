@@ -60,20 +60,7 @@ func newRootCmd(io stdio) *cobra.Command {
 		defaultHelp(c, args)
 	})
 	root.AddCommand(newRunCmd(io), newBenchCmd(io), newCheckCmd(io), newConfigCmd(io), newVersionCmd(io.out))
-	for _, t := range []struct {
-		name, short string
-		text        func() string
-	}{
-		{"exit-codes", "exit codes of gorun", exitCodesHelp},
-		{"failures", "what happens when a rank fails, and restarts", func() string { return failuresHelp }},
-		{"hosts", "how hosts are given, reached and filled", func() string { return hostsHelp }},
-		{"environment", "variables that gorun sets and reads", environmentHelp},
-		{"job-file", "the form of a job file", jobFileHelp},
-		{"output", "what becomes of the ranks' output, and who reads stdin", func() string { return outputHelp }},
-		{"placement", "which CPUs and GPUs ranks get", func() string { return placementHelp }},
-		{"report", "what --report writes", func() string { return reportHelp }},
-		{"signals", "what gorun does on a signal", func() string { return signalsHelp }},
-	} {
+	for _, t := range helpTopics() {
 		topic := &cobra.Command{Use: t.name, Short: t.short}
 		topic.SetHelpFunc(func(*cobra.Command, []string) { fmt.Fprint(io.out, t.text()) })
 		root.AddCommand(topic)
@@ -100,8 +87,13 @@ func newHelpCmd(root *cobra.Command) *cobra.Command {
 		Short: "help on gorun, a command or a topic",
 		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 			var names []string
+			if len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
 			for _, c := range root.Commands() {
-				names = append(names, c.Name()+"\t"+c.Short)
+				if !strings.HasPrefix(c.Name(), "__") && strings.HasPrefix(c.Name(), word) {
+					names = append(names, c.Name()+"\t"+c.Short)
+				}
 			}
 			return names, cobra.ShellCompDirectiveNoFileComp
 		},
@@ -139,27 +131,6 @@ func newRunCmd(io stdio) *cobra.Command {
 			return nil
 		},
 	}
-}
-
-// completeLaunch completes the command line of a launch: flags, and files up to the program and behind it.
-func completeLaunch(_ *cobra.Command, before []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(before) > 0 {
-		if d := findFlag(before[len(before)-1]); d != nil && d.values != nil && strings.HasPrefix(before[len(before)-1], "-") {
-			return d.values, cobra.ShellCompDirectiveNoFileComp
-		}
-	}
-	if !strings.HasPrefix(word, "-") {
-		return nil, cobra.ShellCompDirectiveDefault
-	}
-	var names []string
-	for _, d := range flagDefs {
-		for _, n := range d.names {
-			if strings.HasPrefix(n, word) {
-				names = append(names, n+"\t"+d.help)
-			}
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // written names what failed when a command can't print.

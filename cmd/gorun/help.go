@@ -19,18 +19,13 @@ const shortHelp = `gorun starts the ranks of an SPMD program.
 gorun help shows all flags and commands.
 `
 
-// launchHelp is the help of gorun itself and of gorun run.
-func launchHelp() string {
-	var b strings.Builder
-	b.WriteString(`gorun starts the ranks of an SPMD program.
+const synopsis = `gorun [flags] PROGRAM [ARGUMENT ...]
+gorun [flags] PROGRAM [ARGUMENT ...] : [flags] PROGRAM [ARGUMENT ...] [: ...]
+gorun [flags] JOB.toml [ARGUMENT ...]
+gorun COMMAND
+`
 
-Usage:
-  gorun [flags] PROGRAM [ARGUMENT ...]
-  gorun [flags] PROGRAM [ARGUMENT ...] : [flags] PROGRAM [ARGUMENT ...] [: ...]
-  gorun [flags] JOB.toml [ARGUMENT ...]
-  gorun COMMAND
-
-PROGRAM is a name that is looked up in PATH, a path, or the directory of a Go main
+const description = `PROGRAM is a name that is looked up in PATH, a path, or the directory of a Go main
 package, which is built first. Flags end at the program: what follows is its own.
 A job file's program gets the arguments that follow the file after its own.
 
@@ -38,9 +33,18 @@ Several programs are separated by a colon; ranks are numbered through them, and
 GORUN_APP tells a rank which it is. Flags before the first are the whole job's, but
 for its -np; behind a colon stand -np, which each needs, -x, --wdir and --device. Behind
 -- a colon is an argument.
+`
 
-Flags:
-`)
+const precedence = "A flag wins over the variable in brackets, that over the job file."
+
+// launchHelp is the help of gorun itself and of gorun run.
+func launchHelp() string {
+	var b strings.Builder
+	b.WriteString("gorun starts the ranks of an SPMD program.\n\nUsage:\n")
+	for line := range strings.Lines(synopsis) {
+		b.WriteString("  " + line)
+	}
+	b.WriteString("\n" + description + "\nFlags:\n")
 	width := 0
 	left := make([]string, len(flagDefs))
 	for i, d := range flagDefs {
@@ -51,26 +55,67 @@ Flags:
 		width = max(width, len(left[i]))
 	}
 	for i, d := range flagDefs {
-		help := d.help
-		if d.env != "" {
-			help += " [" + d.env + "]"
-		}
-		fmt.Fprintf(&b, "  %-*s  %s\n", width, left[i], help)
+		fmt.Fprintf(&b, "  %-*s  %s\n", width, left[i], d.helpAndEnv())
 	}
-	b.WriteString(`
-A flag wins over the variable in brackets, that over the job file.
+	b.WriteString("\n" + precedence + "\n\nCommands:\n" + commandsHelp())
+	return b.String()
+}
 
-Commands:
-  run         the same as gorun without a command, where a program has a command's name
+// helpAndEnv is what a flag does, and the variable that does the same.
+func (d *flagDef) helpAndEnv() string {
+	if d.env == "" {
+		return d.help
+	}
+	return d.help + " [" + d.env + "]"
+}
+
+// commandsHelp lists the commands and topics.
+func commandsHelp() string {
+	const head = `  run         the same as gorun without a command, where a program has a command's name
   bench       measure collectives
   check       look at this machine: what would stop a job
   config      check a job file, or show what it asks for
   version     print the version
   completion  write a completion script for a shell
-  help        this help, and the topics exit-codes, failures, hosts, environment, job-file,
-              output, placement, report, signals
-`)
+`
+	line := "  help        this help, and the topics "
+	var b strings.Builder
+	b.WriteString(head)
+	topics := helpTopics()
+	for i, t := range topics {
+		word := t.name
+		if i < len(topics)-1 {
+			word += ","
+		}
+		if len(line)+len(word) > 84 {
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+			line = strings.Repeat(" ", 14)
+		}
+		line += word + " "
+	}
+	b.WriteString(strings.TrimRight(line, " ") + "\n")
 	return b.String()
+}
+
+// helpTopic is a text that gorun help NAME shows.
+type helpTopic struct {
+	name, short string
+	text        func() string
+}
+
+func helpTopics() []helpTopic {
+	return []helpTopic{
+		{"exit-codes", "exit codes of gorun", exitCodesHelp},
+		{"failures", "what happens when a rank fails, and restarts", func() string { return failuresHelp }},
+		{"hosts", "how hosts are given, reached and filled", func() string { return hostsHelp }},
+		{"environment", "variables that gorun sets and reads", environmentHelp},
+		{"job-file", "the form of a job file", jobFileHelp},
+		{"output", "what becomes of the ranks' output, and who reads stdin", func() string { return outputHelp }},
+		{"placement", "which CPUs and GPUs ranks get", func() string { return placementHelp }},
+		{"report", "what --report writes", func() string { return reportHelp }},
+		{"signals", "what gorun does on a signal", func() string { return signalsHelp }},
+		{"man", "the manual page gorun(1), for man -l", manPage},
+	}
 }
 
 // exitCodes is the table behind help exit-codes.
@@ -95,13 +140,15 @@ var exitCodes = []struct {
 	{"143", "gorun was ended by SIGTERM"},
 }
 
+const exitCodesEnd = "When a rank fails, the others get 0.15 s to end by themselves; then they are asked to end (SIGTERM) and killed after --kill-grace. See help failures."
+
 func exitCodesHelp() string {
 	var b strings.Builder
 	b.WriteString("Exit codes of gorun:\n\n")
 	for _, c := range exitCodes {
 		fmt.Fprintf(&b, "  %-6s %s\n", c.code, c.text)
 	}
-	b.WriteString("\nWhen a rank fails, the others get 0.15 s to end by themselves; then they are asked to end (SIGTERM) and killed after --kill-grace. See help failures.\n")
+	b.WriteString("\n" + exitCodesEnd + "\n")
 	return b.String()
 }
 
