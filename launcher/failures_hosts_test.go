@@ -36,15 +36,16 @@ func TestHostsFailures(t *testing.T) {
 		name string
 		args []string
 		code int
+		said string // in stderr
 	}{
-		{"timeout here and there", []string{"--timeout", "1s", "sleep", "98761"}, ExitTimeout},
-		{"failure here and there", []string{"sh", "-c", "[ $GORUN_RANK = 1 ] && exit 9; exec sleep 98761"}, 9},
-		{"restart here and there", []string{"--restarts", "1", "--on-fail", "wait", "sh", "-c", "exit $((9 - 9 * GORUN_RESTART))"}, 0},
+		{"timeout here and there", []string{"--timeout", "1s", "sleep", "98761"}, ExitTimeout, "gorun: what the ranks do after 1s:\n  ranks 0-3: sleep, sleeping in clock_nanosleep\n"},
+		{"failure here and there", []string{"sh", "-c", "[ $GORUN_RANK = 1 ] && exit 9; exec sleep 98761"}, 9, ""},
+		{"restart here and there", []string{"--restarts", "1", "--on-fail", "wait", "sh", "-c", "exit $((9 - 9 * GORUN_RESTART))"}, 0, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := newHostsJob(t, h, 1, append([]string{"-H", "localhost:2"}, c.args...)...)
-			if got := j.run(); got != c.code {
-				t.Errorf("exit code %d, want %d: %s", got, c.code, j.err.String())
+			if got := j.run(); got != c.code || !strings.Contains(j.err.String(), c.said) {
+				t.Errorf("exit code %d, want %d: stderr %q, want %q", got, c.code, j.err.String(), c.said)
 			}
 			clean(t, h, time.Second)
 			lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
