@@ -137,7 +137,7 @@ func TestTimeoutTellsStacks(t *testing.T) {
 		t.Errorf("exit code %d", got)
 	}
 	j.gone()
-	want := regexp.MustCompile(`^gorun: what the ranks do after 5s:
+	want := regexp.MustCompile(`^gorun: what the ranks do after 5\S*s:
   rank 3 of 8 has not entered barrier #1 of group world: it waits in nothing of gorun; ranks 0-2, 4-7 wait for it since \S+ s
   rank 3: main goroutine, sync\.Mutex\.Lock
     sync\.\(\*Mutex\)\.Lock \(sync/mutex\.go:\d+\)
