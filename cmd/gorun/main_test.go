@@ -3,9 +3,11 @@ package main
 import (
 	"flag"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -33,6 +35,11 @@ type cleaning struct{ m *testing.M }
 
 func (c cleaning) Run() int {
 	defer func() { os.RemoveAll(agentHome.dir) }()
+	for _, sig := range []os.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGHUP} {
+		if signal.Ignored(sig) { // in the background of a script; gorun would ignore it as well
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
 	return c.m.Run()
 }
 
