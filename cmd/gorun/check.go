@@ -414,6 +414,9 @@ func (q *checkRequest) probe(io stdio, job launcher.Job, gpus int) (*ranksReport
 	if acct.Code != launcher.ExitOK && !onlyFaults(acct) {
 		what := strings.TrimSpace(acct.Summary())
 		if text := strings.TrimSpace(errs.String()); text != "" && !strings.Contains(what, text) {
+			if acct.Reason == launcher.ReasonTimeout { // then it says what the ranks did
+				what, text = text, what
+			}
 			what = text + "\n" + what
 		}
 		fault(true, "ranks could not be run: "+strings.TrimPrefix(what, "gorun: "), "gorun -np "+strconv.Itoa(q.ranks(job, gpus))+" "+benchProgram+" probe shows it again; -x NCCL_DEBUG=INFO shows more")
