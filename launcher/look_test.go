@@ -59,7 +59,7 @@ func TestLookAtTimeout(t *testing.T) {
 				j := lookJob()
 				j.hosts[1].mute = c.mute
 				if c.sig != 0 {
-					time.AfterFunc(11*time.Second, func() { j.signals <- c.sig })
+					j.do, j.at = func() { j.signals <- c.sig }, 11*time.Second
 				}
 				a := j.run(t)
 				if end := a.End.Sub(a.Start); a.Code != ExitTimeout || end != c.end {
@@ -100,16 +100,15 @@ func TestLookOnSignal(t *testing.T) {
 			h.ranks[0].deaf = true
 		}
 		j.plan.Timeout, j.plan.KillGrace = time.Minute, time.Second
-		at := func(d time.Duration, sigs ...os.Signal) {
-			time.AfterFunc(d, func() {
-				for _, s := range sigs {
-					j.signals <- s
+		j.at, j.do = time.Second, func() {
+			j.signals <- syscall.SIGIO
+			time.AfterFunc(4*time.Second, func() {
+				for _, sig := range []os.Signal{syscall.SIGQUIT, syscall.SIGIO, syscall.SIGQUIT} {
+					j.signals <- sig
 				}
 			})
+			time.AfterFunc(6*time.Second, func() { j.signals <- syscall.SIGUSR1 })
 		}
-		at(time.Second, syscall.SIGIO)
-		at(5*time.Second, syscall.SIGQUIT, syscall.SIGIO, syscall.SIGQUIT)
-		at(7*time.Second, syscall.SIGUSR1)
 		a := j.run(t)
 		if a.Code != ExitTimeout {
 			t.Errorf("code %d", a.Code)
