@@ -20,7 +20,7 @@ const maxRestarts = 1 << 20
 // interrupts the job as SIGTERM does. Nothing of the job is left then, on any path.
 //
 // A job that may be restarted is carried out again, as a whole and with the same ranks in the same places, when a rank failed or a host was lost: not
-// when it could not be started, was interrupted, or its time was over. The account is that of the last attempt, and holds those before.
+// when it could not be started, was interrupted, its time was over, or nobody takes its output. The account is that of the last attempt, and holds those before.
 func Run(ctx context.Context, p *Plan, o Options) *Account {
 	if o.Stdout == nil {
 		o.Stdout = io.Discard
@@ -48,7 +48,7 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 			failures = append(failures, acct.End)
 		}
 		acct.used = usedRestarts(p, k, failures)
-		if !failed || r.asked || ctx.Err() != nil || !mayRestart(p, failures) {
+		if !failed || r.asked || r.over || ctx.Err() != nil || !mayRestart(p, failures) {
 			return acct
 		}
 		text := acct.attemptSummary() + fmt.Sprintf("gorun: restart %d\n", k+1)

@@ -110,6 +110,7 @@ type runner struct {
 	nEnded    int
 	lastSig   syscall.Signal
 	asked     bool             // a signal to end the job came
+	over      bool             // the job ends for a reason that a restart does not mend, whatever failed before
 	pressed   time.Time        // when SIGINT came first
 	failed    int              // the rank whose failure was seen first; -1: none
 	suspects  map[int]bool     // ranks that are left alone for lastRites: they may be the cause of a failure
@@ -461,6 +462,7 @@ func (r *runner) event(e agentEvent) {
 	case hostApart:
 		r.endFor(ReasonNotStarted, fmt.Sprintf("host %s: %v", r.plan.Hosts[e.host].Name, e.err), syscall.SIGTERM, syscall.SIGKILL)
 	case sinkFailed:
+		r.over = true
 		if errBrokenPipe(e.err) {
 			r.endFor(ReasonReader, "nobody reads stdout any more", syscall.SIGTERM, syscall.SIGKILL)
 		} else {
@@ -620,6 +622,7 @@ func (r *runner) endFor(why Reason, text string, signals ...syscall.Signal) {
 	case why != ReasonSignal && why != ReasonReader:
 		r.acct.Error = text
 	}
+	r.over = r.over || why != ReasonHostLost
 	r.end(why, signals...)
 }
 

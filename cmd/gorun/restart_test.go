@@ -127,6 +127,35 @@ func TestRestart(t *testing.T) {
 				t.Errorf("%d starts in %v", n, time.Since(begin))
 			}
 		})
+		t.Run("nor after it, though a rank failed before", func(t *testing.T) {
+			j := newJob(t, "-np", "2", "--restarts", "5", "--on-fail", "wait", "--timeout", "2s", "sh", "-c", startScript+`[ $RANK = 1 ] && exit 3; sleep 1000`)
+			if got := j.run(); got != 3 || j.starts() != 2 || !strings.HasSuffix(j.err.String(), "\n  then: the job has run for 2s; rank 0 ended by gorun (SIGTERM)\n") {
+				t.Errorf("exit code %d, %d starts, want 3, 2: %s", got, j.starts(), j.err.String())
+			}
+		})
+		t.Run("nor where nobody reads", func(t *testing.T) {
+			j := newJob(t, "-np", "2", "--restarts", "5", "--on-fail", "wait", "sh", "-c", startScript+`[ $RANK = 1 ] && exit 3; touch $RANKDIR/up0; while :; do echo; sleep 0.01; done`)
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			j.cmd.Stdout = w
+			said := j.stderrLines()
+			j.start().until("up0")
+			w.Close() // gorun has its own
+			if line := said(); !strings.HasSuffix(line, "the others go on (--on-fail wait)\n") {
+				t.Errorf("stderr %q", line)
+			}
+			r.Close()
+			said()
+			if line := said(); line != "  then: nobody reads stdout any more; rank 0 ended by gorun (SIGTERM)\n" {
+				t.Errorf("stderr %q", line)
+			}
+			if got := j.wait(); got != 3 || j.starts() != 2 {
+				t.Errorf("exit code %d, %d starts, want 3, 2", got, j.starts())
+			}
+		})
 		t.Run("no program", func(t *testing.T) {
 			j := newJob(t, "-np", "2", "--restarts", "5", "nonexistent-program")
 			if got := j.run(); got != 127 || strings.Contains(j.err.String(), "restart") {
