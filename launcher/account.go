@@ -97,6 +97,7 @@ type Account struct {
 	suspicions []node.Suspicion // what ranks said of others, in order
 
 	midLine bool // stderr stands in the middle of a line
+	merged  bool // the ranks' stderr is their stdout
 }
 
 // HostAccount says how a host came to the job, and left it. Times are from Account.Start.
@@ -278,6 +279,9 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 		r := &a.Ranks[a.Cause]
 		r.Stderr = lastLines(r.tail, 5)
 	}
+	for i := range a.Ranks {
+		a.Ranks[i].tail = nil // accounts of attempts are kept
+	}
 }
 
 // fate says how a rank ended.
@@ -326,9 +330,12 @@ func (a *Account) attemptSummary() string {
 		}
 		b.WriteByte('\n')
 		if lines := r.Stderr; !r.shown && len(lines) > 0 {
-			what := "its last lines on stderr"
+			what := "its last lines"
 			if isPanic(lines[0]) {
-				what = "its panic on stderr"
+				what = "its panic"
+			}
+			if !a.merged {
+				what += " on stderr"
 			}
 			b.WriteString("  " + what + ":\n")
 			for _, l := range lines {
@@ -422,8 +429,13 @@ func ranksText(ranks []int) string {
 	return b.String()
 }
 
-// isPanic tells the line with which a Go program says why it dies.
+// isPanic tells the line with which a Go program says why it dies, also behind a time.
 func isPanic(line string) bool {
+	if n := len(stampLayout); len(line) > n {
+		if _, err := time.Parse(stampLayout, line[:n]); err == nil {
+			line = line[n:]
+		}
+	}
 	return strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ")
 }
 

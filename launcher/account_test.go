@@ -121,6 +121,14 @@ gorun: rank 1 (host a, pid 101) exited with code 3 after 1.001s
     panic: bad
   then: rank 0 ended by gorun (SIGTERM); rank 2 exited with code 1; rank 3 not started
 `},
+		{"lines of both, merged", ReasonFailed, "", []RankAccount{ended(0, 2, exitStatus{Signal: syscall.SIGTERM}, "SIGTERM"), failed}, `
+gorun: rank 1 (host a, pid 101) exited with code 3 after 1.001s
+  its last lines:
+    one
+    two
+    panic: bad
+  then: rank 0 ended by gorun (SIGTERM)
+`},
 		{"lines were just shown", ReasonFailed, "", []RankAccount{ended(0, 2, exitStatus{Signal: syscall.SIGKILL}, "SIGKILL"), shown}, `
 gorun: rank 1 (host a, pid 101) exited with code 3 after 1.001s
   then: rank 0 ended by gorun (SIGKILL)
@@ -138,7 +146,7 @@ gorun: timeout: the job has run for 1s
 `},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			a := &Account{Start: start, Reason: c.reason, Error: c.err, Ranks: c.ranks}
+			a := &Account{Start: start, Reason: c.reason, Error: c.err, Ranks: c.ranks, merged: strings.HasSuffix(c.name, "merged")}
 			a.settle(0, 0)
 			if d := cmp.Diff(a.Summary(), strings.TrimPrefix(c.want, "\n")); d != "" {
 				t.Errorf("-got +want:\n%s", d)
@@ -161,6 +169,7 @@ func TestLastLines(t *testing.T) {
 		want []string
 	}{
 		{"", nil}, {"\n\n", nil}, {"a", []string{"a"}}, {"a\nb\nc\n", []string{"b", "c"}}, {"a\npanic: b\n\ngoroutine 1 [running]:\nmain.main()\nexit\n", []string{"panic: b", ""}}, {"a\npanic: b\nc\n", []string{"panic: b", "c"}}, {"fatal error: a\nb\nc\nd", []string{"fatal error: a", "b"}}, {"10%\r20%\r\nend\r\n", []string{"20%", "end"}},
+		{"2026-11-30T02:29:07.555946Z panic: a\n2026-11-30T02:29:07.555946Z b\n2026-11-30T02:29:07.555946Z c\n", []string{"2026-11-30T02:29:07.555946Z panic: a", "2026-11-30T02:29:07.555946Z b"}},
 	} {
 		if got := lastLines([]byte(c.text), 2); !cmp.Equal(got, c.want) {
 			t.Errorf("lastLines(%q) = %q, want %q", c.text, got, c.want)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -145,6 +146,11 @@ func (r *runner) choosePlaces(ctx context.Context) error {
 		return &notStarted{failed}
 	}
 	moving := map[int]bool{}
+	var here sync.WaitGroup
+	defer func() {
+		cancel() // it may wait for us
+		here.Wait()
+	}()
 	for i, k := range chosen {
 		r.toldPlace(i, c.chosen(i, k))
 		if k == 0 {
@@ -162,11 +168,11 @@ func (r *runner) choosePlaces(ctx context.Context) error {
 			continue
 		}
 		h := r.hosts[i].(*localHost)
-		go func() {
+		here.Go(func() {
 			h.reach.close()
 			where, err := h.move(ctx, to)
 			answer(addrAnswer{i, &agentwire.Message{Moved: &agentwire.Moved{Node: where}}, err})
-		}()
+		})
 	}
 	return r.moved(ctx, answers, moving)
 }

@@ -552,10 +552,13 @@ func (p *Plan) Write(w io.Writer) error {
 	if p.OutputDir != "" {
 		fmt.Fprintf(&b, "output to  %s\n", p.OutputDir)
 	}
-	if p.Stdin >= 0 {
+	switch p.Stdin {
+	case AllStdin:
+		b.WriteString("stdin      to all ranks\n")
+	case NoStdin:
+		b.WriteString("stdin      to no rank\n")
+	default:
 		fmt.Fprintf(&b, "stdin      to rank %d\n", p.Stdin)
-	} else {
-		fmt.Fprintf(&b, "stdin      to no rank\n")
 	}
 	if p.Timeout > 0 {
 		fmt.Fprintf(&b, "timeout    %v", p.Timeout)

@@ -67,6 +67,19 @@ func TestPlanGolden(t *testing.T) {
 	golden(t, "plan.json", string(js)+"\n")
 }
 
+func TestPlanStdin(t *testing.T) {
+	for stdin, want := range map[string]string{"": "stdin      to rank 0\n", "1": "stdin      to rank 1\n", StdinAll: "stdin      to all ranks\n", StdinNone: "stdin      to no rank\n"} {
+		p, err := Job{NP: 2, Program: "./prog", Stdin: stdin}.Plan(testFacts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		if err := p.Write(&b); err != nil || !strings.Contains(b.String(), want) {
+			t.Errorf("--stdin %q: %v, %q, want %q in it", stdin, err, b.String(), want)
+		}
+	}
+}
+
 func TestPlanEnvironment(t *testing.T) {
 	job := Job{NP: 3, Program: "./prog", Env: []Setting{{Name: "HOME", Value: "/mine"}, {Name: "X", Value: "1"}, {Name: "X", Value: "2"}}}
 	p, err := job.Plan(testFacts)

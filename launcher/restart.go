@@ -156,7 +156,7 @@ func (p *Plan) attempt(k int) *Plan {
 
 // newRunner makes the runner of an attempt. Its plan is its own.
 func newRunner(p *Plan, o Options, s *series) *runner {
-	r := &runner{plan: p, o: o, series: s, failed: -1, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone}}
+	r := &runner{plan: p, o: o, series: s, failed: -1, acct: &Account{Start: time.Now(), Cause: -1, Reason: ReasonDone, merged: p.Merge}}
 	r.hosts, r.bringing, r.lost = make([]hostAgent, len(p.Hosts)), make([]bool, len(p.Hosts)), make([]bool, len(p.Hosts))
 	r.places = make([]*HostPlace, len(p.Hosts))
 	for _, pr := range p.Ranks {
