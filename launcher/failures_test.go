@@ -331,7 +331,8 @@ func TestFailureBeforeCtrlC(t *testing.T) {
 	}{
 		{"elsewhere", false, 10 * time.Millisecond, 7, "then: interrupted by SIGINT; rank 1 ended by gorun (SIGINT)\n"},
 		{"elsewhere, after", false, -10 * time.Millisecond, 130, "then: rank 0 exited with code 7; rank 1 ended by gorun (SIGINT)\n"},
-		{"here", true, -10 * time.Millisecond, 7, "then: interrupted by SIGINT; rank 1 ended by gorun (SIGINT)\n"}, // the agent knows that it had ended
+		{"here", true, 10 * time.Millisecond, 7, "then: interrupted by SIGINT; rank 1 ended by gorun (SIGINT)\n"},
+		{"here, after, and before the signal was sent", true, -10 * time.Millisecond, 130, "then: rank 0 exited with code 7; rank 1 ended by gorun (SIGINT)\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

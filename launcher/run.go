@@ -572,10 +572,10 @@ func (r *runner) exited(e agentEvent) {
 	}
 }
 
-// failedBefore takes note of a failure that is older than what ends the job, though it was seen later: the rank had not been sent a signal, and where that takes
-// time, on another host, had ended before.
+// failedBefore takes note of a failure that is older than what ends the job, though it was seen later: the rank had ended before, and had not
+// been sent a signal.
 func (r *runner) failedBefore(e agentEvent) {
-	if r.acct.Reason != ReasonSignal && r.acct.Reason != ReasonTimeout || e.sent != 0 || !r.plan.Hosts[e.host].Local && !e.at.Before(r.endAt) {
+	if r.acct.Reason != ReasonSignal && r.acct.Reason != ReasonTimeout || e.sent != 0 || !e.at.Before(r.endAt) {
 		return
 	}
 	r.failed, r.acct.Later, r.acct.Error = e.rank, r.progress(), ""
@@ -614,6 +614,7 @@ func (r *runner) suspect() {
 
 // endFor is end for a cause that text tells.
 func (r *runner) endFor(why Reason, text string, signals ...syscall.Signal) {
+	r.hear()
 	switch {
 	case r.ending:
 		return
@@ -733,7 +734,7 @@ func (r *runner) signal(sig syscall.Signal) {
 }
 
 // hear takes the reports of the ranks of this host that have ended already: a signal that was sent because of a rank's end, or merely
-// later, may come here before that end does.
+// later, may come here before that end does, and so may the timeout. What ends later may follow from what is done now.
 func (r *runner) hear() {
 	late := time.After(hearing)
 	for _, h := range r.hosts {

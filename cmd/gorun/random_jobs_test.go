@@ -88,9 +88,16 @@ func newRandomJob(rnd *rand.Rand) *randomJob {
 	}
 
 	var b strings.Builder
+	// Which of two ranks was the first to end while others were still being started cannot be known: TestRandomEnds is about that.
+	b.WriteString("RANKS='")
+	for r := range j.np {
+		fmt.Fprintf(&b, " %d", r)
+	}
+	b.WriteString("'\n")
 	b.WriteString(`GORUN=$PPID K=$GORUN_RESTART
 echo $$ >tmp.$RANK; mv tmp.$RANK pid.$RANK.$K
 echo $1 $GORUN_APP >app.$RANK
+started() { for r in $RANKS; do until [ -e pid.$r.$K ]; do sleep 0.01; done; done; sleep 0.1; }
 ended() { { read -r _ _ state _ </proc/$1/stat; } 2>/dev/null || return 0; [ $state = Z ] || [ $state = X ]; }
 after() { until [ -e pid.$1.$K ]; do sleep 0.01; done; read -r pid <pid.$1.$K; until ended $pid; do sleep 0.01; done; }
 `)
@@ -117,6 +124,8 @@ after() { until [ -e pid.$1.$K ]; do sleep 0.01; done; read -r pid <pid.$1.$K; u
 		b.WriteString(strings.Join(phases, ""))
 		if i > 0 {
 			fmt.Fprintf(&b, "after %d\n", order[i-1])
+		} else {
+			b.WriteString("started\n")
 		}
 		if one(5) {
 			b.WriteString([]string{"sleep 1000 &\n", "setsid sleep 1000 &\n", "(trap '' TERM INT; sleep 1000) &\n", "(setsid sh -c 'sleep 1000 & sleep 1000' >/dev/null 2>&1 &)\n"}[rnd.IntN(4)])
