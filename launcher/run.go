@@ -466,6 +466,9 @@ func (r *runner) event(e agentEvent) {
 		if errBrokenPipe(e.err) {
 			r.endFor(ReasonReader, "nobody reads stdout any more", syscall.SIGTERM, syscall.SIGKILL)
 		} else {
+			if r.ending { // for something else, and output is lost all the same
+				r.say("%v", e.err)
+			}
 			r.endFor(ReasonInternal, e.err.Error(), syscall.SIGTERM, syscall.SIGKILL)
 		}
 	}

@@ -156,6 +156,18 @@ func TestRestart(t *testing.T) {
 				t.Errorf("exit code %d, %d starts, want 3, 2", got, j.starts())
 			}
 		})
+		t.Run("nor on a full disk, and that is said", func(t *testing.T) {
+			j := newJob(t, "-np", "2", "--restarts", "5", "sh", "-c", startScript+`[ $RANK = 1 ] && { until [ -e $RANKDIR/up0 ]; do sleep 0.01; done; exit 3; }; trap 'echo x; exit 0' TERM; touch $RANKDIR/up0; while :; do sleep 0.01; done`)
+			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer full.Close()
+			j.cmd.Stdout = full
+			if got := j.run(); got != 3 || j.starts() != 2 || strings.Count(j.err.String(), "gorun: write stdout: no space left on device\n") != 1 {
+				t.Errorf("exit code %d, %d starts, want 3, 2: %s", got, j.starts(), j.err.String())
+			}
+		})
 		t.Run("no program", func(t *testing.T) {
 			j := newJob(t, "-np", "2", "--restarts", "5", "nonexistent-program")
 			if got := j.run(); got != 127 || strings.Contains(j.err.String(), "restart") {
