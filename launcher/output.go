@@ -492,6 +492,7 @@ func (c *collector) fail(err error) {
 	if c.sinkErr == nil {
 		return
 	}
+	c.sinkErr(err) // before the ranks see it: what they die of then is not the cause
 	c.mu.Lock()
 	streams := c.streams
 	c.mu.Unlock()
@@ -499,7 +500,6 @@ func (c *collector) fail(err error) {
 		s.part = nil
 		c.end(s)
 	}
-	c.sinkErr(err)
 }
 
 // errBrokenPipe reports whether the reader of the sink has gone.

@@ -617,7 +617,9 @@ func (r *runner) suspect() {
 
 // endFor is end for a cause that text tells.
 func (r *runner) endFor(why Reason, text string, signals ...syscall.Signal) {
-	r.hear()
+	if why == ReasonTimeout { // the others are events themselves: what came before them has been heard
+		r.hear()
+	}
 	switch {
 	case r.ending:
 		return

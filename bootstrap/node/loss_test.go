@@ -26,9 +26,12 @@ func gossips(t *testing.T, hosts int, loss int64, run func(w *network, addrs []s
 		for i := range place {
 			place[i] = i
 		}
+		var transports []*faulty // all before any is used: the mock network makes them without a lock
 		for i := range hosts {
 			tr := w.transport(t, strconv.Itoa(i))
-			addrs = append(addrs, tr.addr)
+			transports, addrs = append(transports, tr), append(addrs, tr.addr)
+		}
+		for i, tr := range transports {
 			n := &Node{
 				cfg: Config{Job: "job", Node: i, NodeOf: place, Key: []byte(testKey), Seeds: addrs[:1:1], Logf: func(string, ...any) {},
 					Confirm: func(host int) bool {

@@ -88,7 +88,7 @@ func newRandomJob(rnd *rand.Rand) *randomJob {
 	}
 
 	var b strings.Builder
-	// Which of two ranks was the first to end while others were still being started cannot be known: TestRandomEnds is about that.
+	// Which of two ranks was the first to end while others were still being started cannot be known.
 	b.WriteString("RANKS='")
 	for r := range j.np {
 		fmt.Fprintf(&b, " %d", r)
