@@ -458,6 +458,41 @@ func TestPlanPolicy(t *testing.T) {
 	}
 }
 
+// A program that fails at once is started less and less often; after an attempt that went on for a while the count begins anew.
+func TestPauseBefore(t *testing.T) {
+	quick := 0
+	for i, c := range []struct{ took, want time.Duration }{
+		{time.Second, 0}, {0, 100 * time.Millisecond}, {9 * time.Second, 200 * time.Millisecond}, {10 * time.Second, 0}, {time.Second, 100 * time.Millisecond}, {0, 200 * time.Millisecond},
+		{0, 400 * time.Millisecond}, {0, 800 * time.Millisecond}, {0, 1600 * time.Millisecond}, {0, 3200 * time.Millisecond}, {0, 6400 * time.Millisecond}, {0, 10 * time.Second}, {0, 10 * time.Second},
+	} {
+		if got := pauseBefore(&quick, c.took); got != c.want {
+			t.Errorf("attempt %d, which took %v: pause of %v, want %v", i, c.took, got, c.want)
+		}
+	}
+	quick = 1 << 30
+	if got := pauseBefore(&quick, 0); got != lastPause {
+		t.Errorf("pause of %v, want %v", got, lastPause)
+	}
+}
+
+// A signal that ends the job, and the caller's context, end the pause.
+func TestRest(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	signals := make(chan os.Signal, 2)
+	if !rest(ctx, Options{}, 0) || !rest(ctx, Options{}, time.Nanosecond) {
+		t.Error("a pause that is over")
+	}
+	signals <- syscall.SIGUSR1
+	signals <- syscall.SIGTERM
+	if rest(ctx, Options{Signals: signals}, time.Hour) {
+		t.Error("SIGTERM does not end a pause of an hour, or says to go on")
+	}
+	cancel()
+	if rest(ctx, Options{}, time.Hour) {
+		t.Error("after the context's end it says to go on")
+	}
+}
+
 func TestMayRestart(t *testing.T) {
 	at := func(seconds ...int) (out []time.Time) {
 		for _, s := range seconds {

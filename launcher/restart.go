@@ -37,6 +37,7 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 	defer s.giveBack()
 	var before []*Account
 	var failures []time.Time
+	quick := 0
 	for k := 0; ; k++ {
 		r := newRunner(plan.attempt(k), o, s)
 		r.again = k > 0
@@ -55,7 +56,7 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 		if p.Restarts.Window == 0 {
 			text = strings.TrimSuffix(text, "\n") + fmt.Sprintf(" of %d\n", p.Restarts.N)
 		}
-		if !tell(o, text) {
+		if !tell(o, text) || !rest(ctx, o, pauseBefore(&quick, acct.End.Sub(acct.Start))) {
 			return acct
 		}
 		acct.Attempts = nil
@@ -74,6 +75,46 @@ func tell(o Options, text string) bool {
 		select {
 		case <-done:
 			return true
+		case s := <-o.Signals:
+			if endsJob(s) {
+				return false
+			}
+		}
+	}
+}
+
+const (
+	// An attempt that fails sooner than steady was not of much use: after the first such the next waits for firstPause, then twice as long each time up to
+	// lastPause. A program that cannot run does not keep the hosts busy, and what it lacked may come back.
+	steady     = 10 * time.Second
+	firstPause = 100 * time.Millisecond
+	lastPause  = 10 * time.Second
+)
+
+// pauseBefore is how long to wait before the next attempt, after one that took that long. quick counts those that failed soon in a row; the first has no pause.
+func pauseBefore(quick *int, took time.Duration) time.Duration {
+	if took >= steady {
+		*quick = 0
+	}
+	*quick++
+	if *quick == 1 {
+		return 0
+	}
+	return min(firstPause<<min(*quick-2, 20), lastPause)
+}
+
+// rest waits, unless a signal says that the job is to end: then it is false.
+func rest(ctx context.Context, o Options, pause time.Duration) bool {
+	if pause == 0 {
+		return true
+	}
+	over := time.After(pause)
+	for {
+		select {
+		case <-over:
+			return true
+		case <-ctx.Done():
+			return false
 		case s := <-o.Signals:
 			if endsJob(s) {
 				return false

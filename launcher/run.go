@@ -897,6 +897,21 @@ func (a *Account) WriteReport(file string) error {
 	return reportError(file, err)
 }
 
+// CheckReport says why WriteReport could not write the file, as far as can be known beforehand.
+func CheckReport(file string) error {
+	if real, err := filepath.EvalSymlinks(file); err == nil {
+		file = real
+	}
+	info, err := os.Stat(file)
+	switch {
+	case err == nil && info.IsDir():
+		return reportError(file, unix.EISDIR)
+	case err == nil && !info.Mode().IsRegular():
+		return reportError(file, unix.Access(file, unix.W_OK))
+	}
+	return reportError(file, unix.Access(filepath.Dir(file), unix.W_OK|unix.X_OK))
+}
+
 // reportError names the file that the user gave, not a temporary one.
 func reportError(file string, err error) error {
 	if err == nil {

@@ -65,6 +65,8 @@ rank fails or a host is lost; not when the program or a host could not be starte
 a signal to gorun, or after the timeout, which counts from the first start.
 --restart-window TIME counts only the failures of that time: the job is given up when more
 than N lie within it. Without it N is for ever.
+When attempts fail within 10 s, the second and later restarts wait: 0.1 s, then twice as
+long each time, up to 10 s.
 What ranks had read of gorun's stdin is gone: after a restart the rest follows. Output
 goes on where it was. A program that wants to go on must have saved its state itself.
 `

@@ -62,6 +62,11 @@ func launch(args []string, io stdio) int {
 	if q.json {
 		return fail(io, usagef("--json goes with --dry-run; for a report of a run use --report FILE"))
 	}
+	if job.Report != "" {
+		if err := launcher.CheckReport(job.Report); err != nil {
+			return fail(io, err)
+		}
+	}
 	acct := launcher.Run(context.Background(), plan, launcher.Options{Stdin: io.in, HasStdin: true, Stdout: io.out, Stderr: io.err,
 		Signals: io.signals, Verbose: q.verbose, OwnProcess: true})
 	tell(io, acct)
