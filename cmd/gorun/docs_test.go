@@ -44,7 +44,7 @@ func TestManPage(t *testing.T) {
 	}
 	groff, err := exec.LookPath("groff")
 	if err != nil {
-		t.Skip("no groff")
+		lacking(t, "no groff")
 	}
 	cmd := exec.Command(groff, "-man", "-Tascii", "-ww", "-b", "-P-cbou")
 	cmd.Stdin = strings.NewReader(page)
@@ -148,7 +148,7 @@ func TestCompletionScripts(t *testing.T) {
 		t.Run(shell, func(t *testing.T) {
 			path, err := exec.LookPath(shell)
 			if err != nil {
-				t.Skip("no " + shell)
+				lacking(t, "no %s", shell)
 			}
 			j := newJob(t, "completion", shell)
 			if got := j.run(); got != 0 || !strings.Contains(j.out.String(), "__complete") {

@@ -27,7 +27,7 @@ func openTerminal(t *testing.T) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		t.Skipf("no pseudo-terminals here: %v", err)
+		lacking(t, "no pseudo-terminals: %v", err)
 	}
 	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
 	if err == nil {
@@ -102,7 +102,7 @@ func TestTypeAheadIsTheShells(t *testing.T) {
 func TestBackgroundReadsNothing(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil {
-		t.Skip("no bash: a shell with job control is needed")
+		lacking(t, "no bash: a shell with job control is needed")
 	}
 	j := newJob(t)
 	j.cmd = exec.Command(bash, "--norc", "-c", `set -m
