@@ -178,8 +178,7 @@ func fromAgent(m *agentwire.Looked, ranks []int, size int) (*hostLook, error) {
 
 // look answers gorun, and does not wait for it.
 func (s *agentServer) look(m *agentwire.Look) {
-	ctx, cancel := context.WithTimeout(context.Background(), min(m.Within, lookBound))
-	s.giveUps = append(s.giveUps, cancel)
+	ctx, cancel := context.WithTimeout(s.looking, min(m.Within, lookBound))
 	s.looks.Go(func() {
 		defer cancel()
 		found, err := s.host.look(ctx, m.Size)

@@ -79,6 +79,7 @@ func ServeAgent() error {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGTSTP, syscall.SIGPIPE)
 	s := &agentServer{mux: mux, session: session, signals: signals, messages: make(chan *agentwire.Message)}
+	s.looking, s.giveUp = context.WithCancel(context.Background())
 	defer mux.Close()
 	return s.serve()
 }
@@ -136,8 +137,9 @@ type agentServer struct {
 	place    agentwire.Place // what the ranks get
 	placeEnv [][]string      // and what their environment says of it
 
-	looks            sync.WaitGroup       // at what the ranks do
-	giveUps          []context.CancelFunc // of these
+	looks            sync.WaitGroup  // at what the ranks do
+	looking          context.Context // of these
+	giveUp           context.CancelFunc
 	nStarted, nEnded int
 	forked           bool
 	orphaned         bool // gorun is gone
@@ -684,9 +686,7 @@ func (s *agentServer) giveBack() {
 			s.host.over()
 		}
 	}
-	for _, giveUp := range s.giveUps {
-		giveUp()
-	}
+	s.giveUp()
 	s.looks.Wait()
 	s.closeReadFDs()
 	for _, p := range s.stdin {
