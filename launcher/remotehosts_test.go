@@ -196,10 +196,15 @@ func up(t *testing.T, j *hostsJob, h *testhosts.Hosts, slots int) {
 	for i := range h.Hosts {
 		for r := range slots {
 			file := h.Path(i, "/root/up"+strconv.Itoa(i*slots+r))
-			eventually(t, file, func() bool {
-				_, err := os.Stat(file)
-				return err == nil
-			})
+			for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+				if _, err := os.Stat(file); err == nil {
+					break
+				}
+				if time.Now().After(end) {
+					j.cmd.Process.Signal(syscall.SIGABRT) // it tells what it does
+					t.Fatalf("%s: not within 30 s; gorun ended with %d, stderr:\n%s", file, j.wait(), j.err.String())
+				}
+			}
 		}
 	}
 }
