@@ -8,6 +8,7 @@ import (
 
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/nccl"
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // What follows are functions from the members' messages, in rank order, to a decision. Every member evaluates them on the same messages,
@@ -100,17 +101,16 @@ func places(msgs []*message, a, b int) string {
 
 // companions says which further ranks side with which of the two that were named.
 func companions(msgs []*message, r int) string {
-	var like0, likeR, other []string
+	var like0, likeR, other []int
 	for i, m := range msgs {
-		name := fmt.Sprint(i)
 		switch {
 		case i == 0 || i == r:
 		case bytes.Equal(m.desc, msgs[0].desc):
-			like0 = append(like0, name)
+			like0 = append(like0, i)
 		case bytes.Equal(m.desc, msgs[r].desc):
-			likeR = append(likeR, name)
+			likeR = append(likeR, i)
 		default:
-			other = append(other, name)
+			other = append(other, i)
 		}
 	}
 	var b strings.Builder
@@ -126,14 +126,11 @@ func companions(msgs []*message, r int) string {
 	return b.String()
 }
 
-func ranks(names []string) string {
-	if len(names) == 1 {
-		return "rank " + names[0]
+func ranks(list []int) string {
+	if len(list) > 8 {
+		return rankenv.RankText(list[:8]) + ",..."
 	}
-	if len(names) > 8 {
-		names = append(slices.Clone(names[:8]), "…")
-	}
-	return "ranks " + strings.Join(names, ", ")
+	return rankenv.RankText(list)
 }
 
 func modeName(m nccl.Mode) string {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // Exit codes of gorun. A failed rank's own code, or 128+n for the signal n that ended it, stands beside them.
@@ -393,40 +394,12 @@ func (a *Account) consequences() string {
 		if len(ranks) > 1 {
 			what = strings.Replace(what, "was ", "were ", 1)
 		}
-		parts = append(parts, ranksText(ranks)+" "+what)
+		parts = append(parts, rankenv.RankText(ranks)+" "+what)
 	}
 	if len(parts) == 0 {
 		return ""
 	}
 	return "then: " + strings.Join(parts, "; ")
-}
-
-// ranksText is "rank 3" or "ranks 0-2,5".
-func ranksText(ranks []int) string {
-	if len(ranks) == 1 {
-		return "rank " + strconv.Itoa(ranks[0])
-	}
-	var b strings.Builder
-	b.WriteString("ranks ")
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(strconv.Itoa(ranks[i]))
-		if j > i {
-			sep := "-"
-			if j == i+1 {
-				sep = ","
-			}
-			b.WriteString(sep + strconv.Itoa(ranks[j]))
-		}
-		i = j + 1
-	}
-	return b.String()
 }
 
 // isPanic tells the line with which a Go program says why it dies, also behind a time.

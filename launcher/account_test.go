@@ -155,14 +155,6 @@ gorun: timeout: the job has run for 1s
 	}
 }
 
-func TestRanksText(t *testing.T) {
-	for want, in := range map[string][]int{"rank 3": {3}, "ranks 0,1": {0, 1}, "ranks 0-2": {0, 1, 2}, "ranks 0-2,5": {0, 1, 2, 5}, "ranks 1,3,4,6-9": {1, 3, 4, 6, 7, 8, 9}} {
-		if got := ranksText(in); got != want {
-			t.Errorf("ranksText(%v) = %q, want %q", in, got, want)
-		}
-	}
-}
-
 func TestLastLines(t *testing.T) {
 	for _, c := range []struct {
 		text string

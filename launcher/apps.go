@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // App is one program of a job that has several (MPI's MPMD). What is left at its zero value is as the job says, but for NP and
@@ -162,7 +164,7 @@ func (p *Plan) writeApps(b *strings.Builder) {
 		label := "program"
 		if len(p.Apps) > 1 {
 			label = fmt.Sprintf("program %d", i)
-			text += ", " + ranksText(rankRange(first, a.Ranks))
+			text += ", " + rankenv.RankText(rankRange(first, a.Ranks))
 			if a.Dir != "" {
 				text += ", in " + a.Dir
 			}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gorun-dev/gorun/launcher/internal/placement"
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // Bind says what ranks are bound to. The zero value leaves it to each host: a rank is bound to the NUMA node of its GPU where all ranks have one and
@@ -263,7 +264,7 @@ func (r *runner) verbosePlaces(host int) {
 		rest[text] = append(rest[text], a.Rank)
 	}
 	for _, text := range order {
-		r.say("%s: host %s, %s", ranksText(rest[text]), r.plan.Hosts[host].Name, text)
+		r.say("%s: host %s, %s", rankenv.RankText(rest[text]), r.plan.Hosts[host].Name, text)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 	"github.com/gorun-dev/gorun/launcher/internal/stacks"
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 const (
@@ -294,7 +295,7 @@ func (r *runner) hang(all *looked) (h *Hang, whole []string) {
 	slices.SortFunc(h.Ranks, func(a, b RankStacks) int { return a.Rank - b.Rank })
 	waits := node.Report(standings, r.plan.nodeOf(), names)
 	name := func(ranks []int) string {
-		text := ranksText(ranks)
+		text := rankenv.RankText(ranks)
 		switch {
 		case names != nil && len(ranks) == 1:
 			text += fmt.Sprintf(" (host %s)", names[r.plan.Ranks[ranks[0]].Host])

@@ -630,7 +630,7 @@ func (p *Plan) writeHosts(b *strings.Builder) {
 			if !h.Local {
 				way = "through " + Host{User: h.User, Addr: h.Addr, Port: h.Port}.String()
 			}
-			fmt.Fprintf(b, "host       %s (%s), %s, %s\n", h.Name, way, count(h.Slots, "slot"), ranksText(ranks))
+			fmt.Fprintf(b, "host       %s (%s), %s, %s\n", h.Name, way, count(h.Slots, "slot"), rankenv.RankText(ranks))
 			if h.Route != nil {
 				fmt.Fprintf(b, "route      to %s: %v\n", h.Name, h.Route)
 			}

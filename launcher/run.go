@@ -25,6 +25,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap/node"
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 const (
@@ -415,7 +416,7 @@ func (r *runner) living() string {
 			ranks = append(ranks, a.Rank)
 		}
 	}
-	return ranksText(ranks)
+	return rankenv.RankText(ranks)
 }
 
 func (r *runner) event(e agentEvent) {

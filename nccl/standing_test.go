@@ -78,7 +78,7 @@ func TestStandingInCollective(t *testing.T) {
 			}), dev.Close())
 		}, func(hosts []ranktest.Host) {
 			awaitReport(t, hosts, nodeOf,
-				"rank 1 of 3 (host h1) has not entered all-reduce #2 on communicator world: it was last seen in broadcast #1; ranks 0, 2 wait for it since ")
+				"rank 1 of 3 (host h1) has not entered all-reduce #2 on communicator world: it was last seen in broadcast #1; ranks 0,2 wait for it since ")
 			if err := os.WriteFile(signal, nil, 0o600); err != nil {
 				t.Error(err)
 			}

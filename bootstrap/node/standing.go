@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap/internal/server"
-	"github.com/gorun-dev/gorun/bootstrap/internal/store"
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // Standing is what a rank is in, as far as its host knows: plain data, to be sent to where those of all hosts are merged (Report).
@@ -105,7 +105,7 @@ func (r *report) line(j *joint) string {
 	}
 	if len(absent) == 1 {
 		return fmt.Sprintf("%s of %d%s has not entered %s: it %s; %s for it since %s",
-			store.RankList(absent), r.size, r.host(absent[0]), j.What, r.where(absent[0], j), waiters(j.ranks), age(j.For))
+			rankenv.RankText(absent), r.size, r.host(absent[0]), j.What, r.where(absent[0], j), waiters(j.ranks), age(j.For))
 	}
 	var each []string
 	for i, rank := range absent {
@@ -116,7 +116,7 @@ func (r *report) line(j *joint) string {
 		each = append(each, fmt.Sprintf("rank %d%s %s", rank, r.host(rank), r.where(rank, j)))
 	}
 	return fmt.Sprintf("%s of %d have not entered %s: %s; %s for them since %s",
-		store.RankList(absent), r.size, j.What, strings.Join(each, ", "), waiters(j.ranks), age(j.For))
+		rankenv.RankText(absent), r.size, j.What, strings.Join(each, ", "), waiters(j.ranks), age(j.For))
 }
 
 // absent are the ranks that take part in an operation and have not entered it, as far as is known.
@@ -187,9 +187,9 @@ func (r *report) where(rank int, j *joint) string {
 // named is "ranks 0-2"; of one rank with its host.
 func (r *report) named(ranks []int) string {
 	if len(ranks) == 1 {
-		return store.RankList(ranks) + r.host(ranks[0])
+		return rankenv.RankText(ranks) + r.host(ranks[0])
 	}
-	return store.RankList(ranks)
+	return rankenv.RankText(ranks)
 }
 
 func (r *report) host(rank int) string {
@@ -201,9 +201,9 @@ func (r *report) host(rank int) string {
 
 func waiters(ranks []int) string {
 	if len(ranks) == 1 {
-		return store.RankList(ranks) + " waits"
+		return rankenv.RankText(ranks) + " waits"
 	}
-	return store.RankList(ranks) + " wait"
+	return rankenv.RankText(ranks) + " wait"
 }
 
 func age(d time.Duration) string {

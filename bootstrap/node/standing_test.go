@@ -139,13 +139,13 @@ func TestReport(t *testing.T) {
 		{"two operations", []Standing{waits(0, "barrier #1 of group world", "w", 3*s), waits(1, "init of communicator world", "i", 20*s)}, 2, []string{
 			"rank 0 of 2 (host a) has not entered init of communicator world: it waits in barrier #1 of group world since 3.0 s; rank 1 waits for it since 20 s",
 			"rank 1 of 2 (host b) has not entered barrier #1 of group world: it waits in init of communicator world since 20 s; rank 0 waits for it since 3.0 s"}},
-		{"of no group", []Standing{waits(0, `get "x"`, "", 3*s), waits(1, `get "x"`, "", 4*s)}, 4, []string{`ranks 0, 1 of 4: in get "x" since 4.0 s`}},
+		{"of no group", []Standing{waits(0, `get "x"`, "", 3*s), waits(1, `get "x"`, "", 4*s)}, 4, []string{`ranks 0,1 of 4: in get "x" since 4.0 s`}},
 		{"all have come", []Standing{waits(0, "barrier #1 of group world", "w", 3*s), waits(1, "barrier #1 of group world", "w", 3*s)}, 2,
-			[]string{"ranks 0, 1 of 2: in barrier #1 of group world since 3.0 s, as all that take part"}},
-		{"thousand", many, 1000, []string{"ranks 7, 107, 207, 307, 407, 507, 607, 707, 807, 907 of 1000 have not entered barrier #1 of group world: " +
+			[]string{"ranks 0,1 of 2: in barrier #1 of group world since 3.0 s, as all that take part"}},
+		{"thousand", many, 1000, []string{"ranks 7,107,207,307,407,507,607,707,807,907 of 1000 have not entered barrier #1 of group world: " +
 			"rank 7 has entered no collective of communicator world, rank 107 has entered no collective of communicator world, " +
 			"rank 207 has entered no collective of communicator world, rank 307 has entered no collective of communicator world, and 6 more; " +
-			"ranks 0-6, 8-106, 108-206, 208-306, 308-406, 408-506, 508-606, 608-706, 708-806, 808-906, 908-999 wait for them since 12 s"}},
+			"ranks 0-6,8-106,108-206,208-306,308-406,408-506,508-606,608-706,708-806,808-906,908-999 wait for them since 12 s"}},
 		{"a rank out of range", []Standing{waits(9, "x", "", s), waits(-1, "x", "", s)}, 4, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // registrationReport is what the check has found, the same on all ranks.
@@ -133,7 +135,7 @@ func (r *registrationReport) write(w io.Writer, asJSON bool) error {
 	for _, p := range r.Problems {
 		who := ""
 		if len(p.Ranks) > 0 && len(p.Ranks) < r.Ranks {
-			who = fmt.Sprintf("rank %s: ", strings.Trim(strings.Join(strings.Fields(fmt.Sprint(p.Ranks)), ","), "[]"))
+			who = fmt.Sprintf("%s: ", rankenv.RankText(slices.Sorted(slices.Values(p.Ranks))))
 		}
 		fmt.Fprintf(&b, "fault: %s%s\n       %s\n", who, p.What, p.Advice)
 	}
@@ -164,9 +166,10 @@ func (r *registrationReport) notes() []string {
 }
 
 func rankList(g []row) string {
-	var s []string
+	var ranks []int
 	for _, w := range g {
-		s = append(s, fmt.Sprint(w.Rank))
+		ranks = append(ranks, w.Rank)
 	}
-	return strings.Join(s, ",")
+	slices.Sort(ranks)
+	return rankenv.RankList(ranks)
 }

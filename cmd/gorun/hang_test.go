@@ -138,7 +138,7 @@ func TestTimeoutTellsStacks(t *testing.T) {
 	}
 	j.gone()
 	want := regexp.MustCompile(`^gorun: what the ranks do after 5\S*s:
-  rank 3 of 8 has not entered barrier #1 of group world: it waits in nothing of gorun; ranks 0-2, 4-7 wait for it since \S+ s
+  rank 3 of 8 has not entered barrier #1 of group world: it waits in nothing of gorun; ranks 0-2,4-7 wait for it since \S+ s
   rank 3: main goroutine, sync\.Mutex\.Lock
     sync\.\(\*Mutex\)\.Lock \(sync/mutex\.go:\d+\)
     \S*\.lockForever \(gorun/hang_test\.go:\d+\)

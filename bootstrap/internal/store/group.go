@@ -2,6 +2,8 @@ package store
 
 import (
 	"slices"
+
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 type groupKey struct {
@@ -230,7 +232,7 @@ func listOf(ranks []int) string {
 		return "all ranks"
 	}
 	if len(ranks) > 16 {
-		return RankList(ranks[:16]) + ", ..."
+		return rankenv.RankText(ranks[:16]) + ",..."
 	}
-	return RankList(ranks)
+	return rankenv.RankText(ranks)
 }

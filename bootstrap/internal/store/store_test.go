@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -316,21 +315,6 @@ func TestBreak(t *testing.T) {
 	a.want(t, map[string]string{"0": "the node has ended", "1": "the node has ended"})
 }
 
-func TestRankList(t *testing.T) {
-	for _, c := range []struct {
-		ranks []int
-		want  string
-	}{
-		{[]int{4}, "rank 4"},
-		{[]int{1, 2}, "ranks 1, 2"},
-		{[]int{0, 2, 3, 4, 9, 11, 12}, "ranks 0, 2-4, 9, 11, 12"},
-	} {
-		if got := RankList(slices.Clone(c.ranks)); got != c.want {
-			t.Errorf("%v: got %q, want %q", c.ranks, got, c.want)
-		}
-	}
-}
-
 func TestNamedRanks(t *testing.T) {
 	many := make([]int, 20)
 	hosts := make([]string, 20)
@@ -343,13 +327,13 @@ func TestNamedRanks(t *testing.T) {
 		want  string
 	}{
 		{[]int{3}, nil, "rank 3"},
-		{[]int{3, 4}, nil, "ranks 3, 4"},
+		{[]int{3, 4}, nil, "ranks 3,4"},
 		{[]int{3}, []string{"b"}, "rank 3 (host b)"},
 		{[]int{3}, []string{""}, "rank 3"},
-		{[]int{3, 4, 6, 7, 8}, []string{"b", "b", "b", "c", "c"}, "ranks 3, 4, 6 (host b), ranks 7, 8 (host c)"},
-		{[]int{3, 4}, []string{"b"}, "ranks 3, 4"},
+		{[]int{3, 4, 6, 7, 8}, []string{"b", "b", "b", "c", "c"}, "ranks 3,4,6 (host b), ranks 7,8 (host c)"},
+		{[]int{3, 4}, []string{"b"}, "ranks 3,4"},
 		{many, hosts, "rank 0 (host a), rank 2 (host b), rank 4 (host c), rank 6 (host d), rank 8 (host e), rank 10 (host f), rank 12 (host g), " +
-			"ranks 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38"},
+			"ranks 14,16,18,20,22,24,26,28,30,32,34,36,38"},
 	} {
 		if got := NamedRanks(c.ranks, c.hosts); got != c.want {
 			t.Errorf("%v on %q: got %q, want %q", c.ranks, c.hosts, got, c.want)

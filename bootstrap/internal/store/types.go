@@ -6,9 +6,10 @@ package store
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // MaxValue bounds a value, in bytes.
@@ -139,10 +140,10 @@ func refused(format string, args ...any) *Error {
 // maxPlaces is how many hosts NamedRanks names.
 const maxPlaces = 8
 
-// NamedRanks is RankList with the hosts of the ranks: "rank 2 (host a), ranks 5-7 (host b)". hosts may be nil.
+// NamedRanks is [rankenv.RankText] with the hosts of the ranks: "rank 2 (host a), ranks 5-7 (host b)". hosts may be nil.
 func NamedRanks(ranks []int, hosts []string) string {
 	if len(hosts) != len(ranks) || len(ranks) == 0 {
-		return RankList(ranks)
+		return rankenv.RankText(ranks)
 	}
 	var parts []string
 	for i := 0; i < len(ranks); {
@@ -151,9 +152,9 @@ func NamedRanks(ranks []int, hosts []string) string {
 			j++
 		}
 		if len(parts) == maxPlaces-1 && j < len(ranks) {
-			return strings.Join(append(parts, RankList(ranks[i:])), ", ")
+			return strings.Join(append(parts, rankenv.RankText(ranks[i:])), ", ")
 		}
-		part := RankList(ranks[i:j])
+		part := rankenv.RankText(ranks[i:j])
 		if hosts[i] != "" {
 			part += " (host " + hosts[i] + ")"
 		}
@@ -161,29 +162,4 @@ func NamedRanks(ranks []int, hosts []string) string {
 		i = j
 	}
 	return strings.Join(parts, ", ")
-}
-
-// RankList writes ranks as people do: "ranks 2, 5-7".
-func RankList(ranks []int) string {
-	if len(ranks) == 1 {
-		return "rank " + strconv.Itoa(ranks[0])
-	}
-	var b strings.Builder
-	b.WriteString("ranks ")
-	for i := 0; i < len(ranks); {
-		j := i
-		for j+1 < len(ranks) && ranks[j+1] == ranks[j]+1 {
-			j++
-		}
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(strconv.Itoa(ranks[i]))
-		if j > i {
-			b.WriteString(map[bool]string{true: ", ", false: "-"}[j == i+1])
-			b.WriteString(strconv.Itoa(ranks[j]))
-		}
-		i = j + 1
-	}
-	return b.String()
 }
