@@ -90,9 +90,10 @@ type Account struct {
 	Cut      bool          `json:"output_cut"`       // gorun was ended before all output had been read from it
 	Hosts    []HostAccount `json:"hosts,omitempty"`  // of a job with ranks elsewhere
 	Ranks    []RankAccount `json:"ranks"`
-	Hang     *Hang         `json:"hang,omitempty"`     // what the ranks did at the timeout, or at the last signal that asked for it
-	Restarts int           `json:"restarts"`           // how often the job had been started again when this attempt began
-	Attempts []*Account    `json:"attempts,omitempty"` // those before this one
+	Hang     *Hang         `json:"hang,omitempty"`              // what the ranks did at the timeout, or at the last signal that asked for it
+	Restarts int           `json:"restarts"`                    // how often the job had been started again when this attempt began
+	Attempts []*Account    `json:"attempts,omitempty"`          // those before this one: the first, and the last lateAttempts
+	LeftOut  int           `json:"attempts_left_out,omitempty"` // how many between them are not kept
 
 	used       string           // how the restarts were used, for Summary
 	suspicions []node.Suspicion // what ranks said of others, in order
@@ -280,6 +281,7 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 		r := &a.Ranks[a.Cause]
 		r.Stderr = lastLines(r.tail, 5)
 	}
+	a.suspicions = nil
 	for i := range a.Ranks {
 		a.Ranks[i].tail = nil // accounts of attempts are kept
 	}

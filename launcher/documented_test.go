@@ -24,6 +24,7 @@ func TestNumbersAreDocumented(t *testing.T) {
 		{"help_output.go", "wait up to " + seconds(hold) + " for the rest of the line"},
 		{"help_output.go", "has " + seconds(drainAfterSignal) + " for it"},
 		{"../../README.md", "The other ranks get " + seconds(lastWords) + " for their last words, then they are asked to end (SIGTERM) and killed after `--kill-grace` (" + seconds(DefaultKillGrace) + ")"},
+		{"help_account.go", fmt.Sprintf("the first and the last\n                 %s;", map[int]string{9: "nine"}[lateAttempts])},
 	} {
 		text, err := os.ReadFile("../cmd/gorun/" + c.file)
 		if err != nil {

@@ -492,35 +492,3 @@ func TestRest(t *testing.T) {
 		t.Error("after the context's end it says to go on")
 	}
 }
-
-func TestMayRestart(t *testing.T) {
-	at := func(seconds ...int) (out []time.Time) {
-		for _, s := range seconds {
-			out = append(out, time.Unix(int64(s), 0))
-		}
-		return out
-	}
-	for _, c := range []struct {
-		restarts Restarts
-		k        int
-		failures []time.Time
-		may      bool
-		used     string
-	}{
-		{Restarts{}, 0, at(1), false, ""},
-		{Restarts{N: 1}, 0, at(1), true, ""},
-		{Restarts{N: 1}, 1, at(1, 1000), false, "restarted once; given up after 2 failures"},
-		{Restarts{N: 2}, 1, at(1, 1000), true, "restarted once"},
-		{Restarts{N: 1}, 1, at(1), true, "restarted once"}, // ended otherwise
-		{Restarts{N: 2}, 2, at(1, 2, 3), false, "restarted 2 times; given up after 3 failures"},
-		{Restarts{1, time.Minute}, 1, at(1, 60), false, "restarted once; given up after 2 failures within 1m0s"},
-		{Restarts{1, time.Minute}, 1, at(1, 61), true, "restarted once"},
-		{Restarts{1, time.Minute}, 3, at(1, 61, 121, 200), true, "restarted 3 times"},
-		{Restarts{2, time.Minute}, 3, at(1, 100, 120, 140), false, "restarted 3 times; given up after 3 failures within 1m0s"},
-	} {
-		p := &Plan{Restarts: c.restarts}
-		if may, used := mayRestart(p, c.failures), usedRestarts(p, c.k, c.failures); may != c.may || used != c.used {
-			t.Errorf("%+v, %d failures: %v, %q, want %v, %q", c.restarts, len(c.failures), may, used, c.may, c.used)
-		}
-	}
-}

@@ -35,21 +35,22 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 	plan.Programs = slices.Clone(p.Programs) // the build sets their paths, which are good for this run only
 	s := &series{}
 	defer s.giveBack()
-	var before []*Account
-	var failures []time.Time
+	var past attempts
+	failed := failures{restarts: p.Restarts}
 	quick := 0
 	for k := 0; ; k++ {
 		r := newRunner(plan.attempt(k), o, s)
 		r.again = k > 0
 		acct := r.carryOut(ctx)
 		plan = *r.plan
-		acct.Restarts, acct.Attempts = k, before
-		failed := acct.Reason == ReasonFailed || acct.Reason == ReasonHostLost
-		if failed {
-			failures = append(failures, acct.End)
+		acct.Restarts = k
+		past.tell(acct)
+		fails := acct.Reason == ReasonFailed || acct.Reason == ReasonHostLost
+		if fails {
+			failed.add(acct.End)
 		}
-		acct.used = usedRestarts(p, k, failures)
-		if !failed || r.asked || r.over || ctx.Err() != nil || !mayRestart(p, failures) {
+		acct.used = failed.used(k, fails)
+		if !fails || r.asked || r.over || ctx.Err() != nil || !failed.mayRestart() {
 			return acct
 		}
 		text := acct.attemptSummary() + fmt.Sprintf("gorun: restart %d\n", k+1)
@@ -59,8 +60,7 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 		if !tell(o, text) || !rest(ctx, o, pauseBefore(&quick, acct.End.Sub(acct.Start))) {
 			return acct
 		}
-		acct.Attempts = nil
-		before = append(before, acct)
+		past.add(acct)
 	}
 }
 
@@ -127,39 +127,6 @@ func rest(ctx context.Context, o Options, pause time.Duration) bool {
 type Restarts struct {
 	N      int           `json:"n"`
 	Window time.Duration `json:"window_ns,omitempty"` // only failures of that much time count; 0: all
-}
-
-// mayRestart reports whether a job that has failed at some times, the last of them now, may be started again.
-func mayRestart(p *Plan, failures []time.Time) bool { return inWindow(p, failures) <= p.Restarts.N }
-
-// inWindow counts the failures that count.
-func inWindow(p *Plan, failures []time.Time) int {
-	n, now := 0, failures[len(failures)-1]
-	for _, f := range failures {
-		if p.Restarts.Window == 0 || now.Sub(f) < p.Restarts.Window {
-			n++
-		}
-	}
-	return n
-}
-
-// usedRestarts says for the end of a job how often it was restarted, and why not once more after the last of its failures; "" for a job that was not.
-func usedRestarts(p *Plan, k int, failures []time.Time) string {
-	if k == 0 {
-		return ""
-	}
-	t := fmt.Sprintf("restarted %d times", k)
-	if k == 1 {
-		t = "restarted once"
-	}
-	if len(failures) <= k || mayRestart(p, failures) {
-		return t
-	}
-	t += fmt.Sprintf("; given up after %d failures", inWindow(p, failures))
-	if p.Restarts.Window > 0 {
-		t += fmt.Sprintf(" within %v", p.Restarts.Window)
-	}
-	return t
 }
 
 // series is what attempts of one job have in common.

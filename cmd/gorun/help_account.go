@@ -99,7 +99,9 @@ and count from start.
       processes        else: pid, command, threads (name, state, syscall, where)
       error            why there is less than that
   restarts       how often the job had been started again
-  attempts       the attempts before this one, each in this form
+  attempts       the attempts before this one, each in this form: the first and the last
+                 nine; of the ranks' stacks (hang) those that were taken last
+  attempts_left_out   how many attempts between them are not kept
   hosts          of a job with ranks on other hosts:
     host, addr       its name, and the address of gorun's agent there
     interface        that holds this address
