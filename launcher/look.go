@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -251,8 +250,8 @@ func (r *runner) tellLook(all *looked) {
 	}
 	title := fmt.Sprintf("what the ranks do after %v:", age)
 	lines := hang.Lines
-	if r.plan.OutputDir != "" {
-		file, err := writeStacks(r.plan.OutputDir, title, whole)
+	if d := r.series.outputDir; d != nil {
+		file, err := d.writeStacks(title, whole)
 		lines = append(slices.Clone(lines), "whole stacks: "+file)
 		if err != nil {
 			lines[len(lines)-1] = err.Error()
@@ -312,8 +311,10 @@ func (r *runner) hang(all *looked) (h *Hang, whole []string) {
 }
 
 // writeStacks adds lines to a file of the output directory.
-func writeStacks(dir, title string, lines []string) (file string, err error) {
-	file = filepath.Join(dir, stacksFile)
+func (d *outputDir) writeStacks(title string, lines []string) (file string, err error) {
+	if file, err = d.stacks(); err != nil {
+		return file, err
+	}
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
 	if err == nil {
 		_, err = fmt.Fprintf(f, "%s %s\n  %s\n", time.Now().Format(time.RFC3339), title, strings.Join(lines, "\n  "))

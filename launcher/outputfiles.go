@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 )
 
 // outputFiles are the files of --output-dir: one of each rank and stream, on gorun's machine. They hold what the ranks wrote, byte for
@@ -16,16 +15,13 @@ type outputFiles struct {
 	out, err []*os.File // by rank; err is empty if stderr goes where stdout goes
 }
 
-// openOutputFiles makes the directory and the files, so that what is wrong with them is known before any rank runs. Files that are there
+// openOutputFiles makes the files, so that what is wrong with them is known before any rank runs. Files that are there
 // are emptied, unless they are to go on: those of an earlier attempt of the same job.
 func openOutputFiles(dir string, ranks int, merge, goOn bool) (*outputFiles, error) {
 	f := &outputFiles{}
 	flag := os.O_WRONLY | os.O_CREATE | os.O_APPEND
 	if !goOn {
 		flag |= os.O_TRUNC
-		if err := os.Remove(filepath.Join(dir, stacksFile)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) { // of an earlier job
-			return nil, outputFileError(err)
-		}
 	}
 	for rank := range ranks {
 		of := filepath.Join(dir, "rank."+strconv.Itoa(rank))
@@ -52,7 +48,7 @@ func open(list *[]*os.File, name string, flag int) error {
 	return err
 }
 
-// outputFileError names the file, and the way to say another.
+// outputFileError is nil for nil. It names the file, and the way to say another.
 func outputFileError(err error) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return fmt.Errorf("write output to %s (--output-dir): %w", p.Path, p.Err)

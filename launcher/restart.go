@@ -131,8 +131,9 @@ type Restarts struct {
 
 // series is what attempts of one job have in common.
 type series struct {
-	deadline time.Time // when the job's time is over; zero: no rank has been started yet
-	release  []func()  // what to give back after the last
+	deadline  time.Time  // when the job's time is over; zero: no rank has been started yet
+	outputDir *outputDir // nil: none, or not yet
+	release   []func()   // what to give back after the last
 }
 
 func (s *series) giveBack() {

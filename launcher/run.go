@@ -199,6 +199,9 @@ func (r *runner) prepare(ctx context.Context) error {
 	r.events = make(chan agentEvent, eventRoom(len(p.Ranks), len(p.Hosts)))
 	cfg := outputConfig{stdout: r.o.Stdout, stderr: r.o.Stderr, tags: p.TagOutput, stamps: p.Timestamp, merged: p.Merge, filesOnly: p.FilesOnly}
 	if p.OutputDir != "" {
+		if err := r.takeOutputDir(); err != nil {
+			return err
+		}
 		files, err := openOutputFiles(p.OutputDir, len(p.Ranks), p.Merge, r.again)
 		if err != nil {
 			return err

@@ -129,8 +129,10 @@ func TestTimeoutTellsStacks(t *testing.T) {
 	if err := os.Mkdir(filepath.Dir(stacks), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(stacks, []byte("of an earlier job"), 0o600); err != nil {
-		t.Fatal(err)
+	for name, text := range map[string]string{stacks: "of an earlier job", filepath.Join(dir, "out", ".gorun.json"): `{"ranks":1,"stacks":true}`} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	j := newJob(t, "-np", "8", "--timeout", "5", "--report", report, "--output-dir", filepath.Dir(stacks), "rank", "hang", "3")
 	if got := j.run(); got != launcher.ExitTimeout {

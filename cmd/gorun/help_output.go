@@ -16,8 +16,11 @@ ranks wait for its end, or until it pauses for 0.5 s.
   --merge              a rank's stderr is its stdout: both in the order of writing
   --output-dir DIR     also a file for each rank and stream: DIR/rank.3/stdout holds what
                        rank 3 wrote, byte for byte (with times, if these are wanted, and
-                       without tags). They are on the machine of gorun. Files that are
-                       there are emptied; those of a job that restarts go on.
+                       without tags). They are on the machine of gorun. Those of a job
+                       that restarts go on; those of an earlier job of gorun (it is in
+                       DIR/.gorun.json) are emptied or, where this one has none of that
+                       name, removed. What gorun did not write stays; in the way of a
+                       file it is an error.
                        DIR/stacks.txt: what the ranks did at a timeout (help signals)
   --files-only         nothing but these files
 

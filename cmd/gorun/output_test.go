@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -168,6 +169,37 @@ func TestOutputDir(t *testing.T) {
 		}
 		if got, want := j.outputFile(0, "stdout"), "once\nonce\n"; got != want {
 			t.Errorf("got %q, want %q", got, want)
+		}
+	})
+	t.Run("of an earlier job", func(t *testing.T) {
+		first := newJob(t, "-np", "3", "sh", "-c", "echo $RANK; echo e >&2").outputDir()
+		if got := first.run(); got != 0 {
+			t.Fatalf("exit code %d: %s", got, first.err.String())
+		}
+		dir := filepath.Join(first.dir, "out")
+		next := newJob(t, "-np", "1", "--restarts", "1", "--merge", "--output-dir", dir, "sh", "-c", `touch $RANKDIR/up; until [ -e $RANKDIR/go ]; do sleep 0.01; done; echo new >&2; exit $((1 - GORUN_RESTART))`).start()
+		next.until("up")
+		if files, err := filepath.Glob(filepath.Join(dir, "*", "*")); err != nil || !slices.Equal(files, []string{filepath.Join(dir, "rank.0", "stdout")}) {
+			t.Errorf("files %q, %v, want rank 0's stdout alone", files, err)
+		}
+		// Not while a job runs, and that one is not disturbed.
+		host, err := os.Hostname()
+		if err != nil {
+			t.Fatal(err)
+		}
+		third := newJob(t, "--output-dir", dir, "true")
+		want := fmt.Sprintf("gorun: write output to %s (--output-dir): another job is writing there: gorun on %s, pid %d\n", dir, host, next.cmd.Process.Pid)
+		if got := third.run(); got != 125 || third.err.String() != want {
+			t.Errorf("beside it: exit code %d, stderr %q, want 125, %q", got, third.err.String(), want)
+		}
+		if err := os.WriteFile(filepath.Join(next.dir, "go"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := next.wait(); got != 0 {
+			t.Errorf("exit code %d: %s", got, next.err.String())
+		}
+		if got, err := os.ReadFile(filepath.Join(dir, "rank.0", "stdout")); err != nil || string(got) != "new\nnew\n" {
+			t.Errorf("%q, %v, want what both attempts wrote", got, err)
 		}
 	})
 	t.Run("no directory", func(t *testing.T) {
