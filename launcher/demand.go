@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+	"github.com/gorun-dev/gorun/launcher/internal/syscalls"
 )
 
 // demand says whether a process waits for input.
@@ -100,25 +100,19 @@ func (r reader) waits() demand {
 			most = max(most, demandUnclear) // not for us to see
 			continue
 		}
-		most = max(most, r.callWaits(strings.Fields(string(text))))
+		most = max(most, r.callWaits(string(text)))
 	}
 	return most
 }
 
-// callWaits looks at what a thread is in: "running", or the system call's number, -1 for none, and its arguments.
-func (r reader) callWaits(words []string) demand {
-	if len(words) == 0 || words[0] == "running" || words[0] == "-1" || len(words) < 7 {
-		return demandNone
-	}
-	n, err := strconv.Atoi(words[0])
+// callWaits looks at what a thread is in, as the kernel writes it.
+func (r reader) callWaits(line string) demand {
+	c, in, err := syscalls.Parse(line)
 	if err != nil {
 		return demandUnclear
 	}
-	var arg [6]uint64
-	for i := range arg {
-		if arg[i], err = strconv.ParseUint(strings.TrimPrefix(words[i+1], "0x"), 16, 64); err != nil {
-			return demandUnclear
-		}
+	if !in {
+		return demandNone
 	}
 	sure := func(yes bool) demand {
 		if yes {
@@ -126,38 +120,22 @@ func (r reader) callWaits(words []string) demand {
 		}
 		return demandNone
 	}
-	switch syscalls[n&^x32] {
-	case callUnknown:
+	switch c.Kind() {
+	case syscalls.Unclear:
 		return demandUnclear
-	case callRead:
-		return sure(r.isPipe(int(int32(arg[0]))))
-	case callSendfile:
-		return sure(r.isPipe(int(int32(arg[1]))))
-	case callPoll:
-		return r.polls(arg[0], arg[1])
-	case callSelect:
-		return r.selects(arg[0], arg[1])
-	case callEpoll:
-		return r.watches(int(int32(arg[0])))
+	case syscalls.Read:
+		return sure(r.isPipe(c.Descriptor(0)))
+	case syscalls.Copy:
+		return sure(r.isPipe(c.Descriptor(1)))
+	case syscalls.Poll:
+		return r.polls(c.Args[0], c.Args[1])
+	case syscalls.Select:
+		return r.selects(c.Args[0], c.Args[1])
+	case syscalls.Epoll:
+		return r.watches(c.Descriptor(0))
 	}
 	return demandNone
 }
-
-// x32 marks the system calls of programs with 32-bit pointers on amd64.
-const x32 = 0x40000000
-
-// call is what a system call in which a thread sleeps has to do with a pipe.
-type call uint8
-
-const (
-	callElse     call = iota // nothing
-	callUnknown              // it may read, from what is not seen
-	callRead                 // the first argument is a descriptor to read from
-	callSendfile             // the second is
-	callPoll                 // pollfd array, its length
-	callSelect               // number of descriptors, set of those to be read
-	callEpoll                // the first argument is an epoll set
-)
 
 // memory reads n bytes of the process's memory.
 func (r reader) memory(at uint64, n int) ([]byte, bool) {

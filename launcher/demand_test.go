@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -125,7 +124,7 @@ func TestWaitsForTheUnknown(t *testing.T) {
 		{strconv.Itoa(unix.SYS_PSELECT6) + " 0x1 0x0 0x0 0x0 0x0 0x0 0x0 0x0", demandNone},      // reads none
 		{strconv.Itoa(unix.SYS_FUTEX) + " 0x1 0x0 0x0 0x0 0x0 0x0 0x0 0x0", demandNone},
 	} {
-		if got := r.callWaits(strings.Fields(c.line)); got != c.want {
+		if got := r.callWaits(c.line); got != c.want {
 			t.Errorf("%q: got %v, want %v", c.line, got, c.want)
 		}
 	}
@@ -135,6 +134,6 @@ func FuzzCallWaits(f *testing.F) {
 	f.Add("0 0x0 0x7ffd 0x400 0x0 0x0 0x0 0x7ffd 0x7f")
 	f.Add("271 0x1 0xffffffffffffffff 0x0 0x0 0x0 0x0 0x0 0x0")
 	f.Fuzz(func(t *testing.T, line string) {
-		reader{pid: os.Getpid(), pipe: "pipe:[0]"}.callWaits(strings.Fields(line))
+		reader{pid: os.Getpid(), pipe: "pipe:[0]"}.callWaits(line)
 	})
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gorun-dev/gorun/launcher/internal/syscalls"
 )
 
 // Process is what Linux says of one.
@@ -85,26 +87,19 @@ func lookThread(dir string, tid int) (Thread, bool) {
 // states are proc(5)'s.
 var states = map[byte]string{'R': "running", 'S': "sleeping", 'D': "waiting for a device", 'Z': "zombie", 'T': "stopped", 't': "stopped by a debugger", 'X': "dead", 'I': "idle"}
 
-// systemCall reads /proc/PID/task/TID/syscall: the number and six arguments, or "running".
+// systemCall says which system call a thread of the process in dir is in, by a line of /proc; "" if it is in none.
 func systemCall(line, dir string) string {
-	f := strings.Fields(line)
-	if len(f) < 2 {
+	c, in, err := syscalls.Parse(line)
+	if err != nil || !in {
 		return ""
 	}
-	n, err := strconv.Atoi(f[0])
-	if err != nil || n < 0 {
-		return ""
-	}
-	name, fd := callName(n)
-	if !fd {
+	name := c.Name()
+	fd, ok := c.FD()
+	if !ok {
 		return name
 	}
-	arg, err := strconv.ParseUint(strings.TrimPrefix(f[1], "0x"), 16, 64)
-	if err != nil || arg > 1<<30 {
-		return name
-	}
-	name = fmt.Sprintf("%s %d", name, arg)
-	if to, err := os.Readlink(filepath.Join(dir, "fd", strconv.FormatUint(arg, 10))); err == nil {
+	name = fmt.Sprintf("%s %d", name, fd)
+	if to, err := os.Readlink(filepath.Join(dir, "fd", strconv.Itoa(fd))); err == nil {
 		// The numbers of pipes and sockets would keep ranks apart that do the same.
 		if kind, _, ok := strings.Cut(to, ":["); ok {
 			to = kind
@@ -122,18 +117,4 @@ func read(path string) string {
 	}
 	line, _, _ := strings.Cut(string(b), "\n")
 	return clip(line)
-}
-
-func callName(n int) (name string, fd bool) {
-	for _, list := range []map[int]string{onFD, onFDHere} {
-		if name, ok := list[n]; ok {
-			return name, true
-		}
-	}
-	for _, list := range []map[int]string{others, othersHere} {
-		if name, ok := list[n]; ok {
-			return name, false
-		}
-	}
-	return fmt.Sprintf("system call %d", n), false
 }
