@@ -13,6 +13,9 @@ type HostFacts = hostfacts.Facts
 // HostFault is what would stop a job on a host, or hamper it, and what mends it.
 type HostFault = hostfacts.Fault
 
+// HostDir is a directory of a host, and the file system that it is on.
+type HostDir = hostfacts.Dir
+
 // CheckHost looks at this host, and at what the job (the zero value: none) needs of it. HostFacts.Faults judges what it finds.
 func CheckHost(job Job, environ []string) *HostFacts {
 	f := hostfacts.Collect(hostfacts.Options{Environ: environ, WDir: job.Dir, Device: job.Device})

@@ -1,13 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/gorun-dev/gorun/launcher"
 )
@@ -81,158 +81,6 @@ func (q *checkRequest) elsewhere(p *launcher.Plan, job launcher.Job, s stdio) er
 	return q.show(r, s)
 }
 
-// hostRows are what the table of several hosts shows of each.
-var hostRows = []struct {
-	name string
-	of   func(*hostReport) string
-}{
-	{"user", func(h *hostReport) string {
-		if h.User.Name == "" {
-			return fmt.Sprint(h.User.UID)
-		}
-		return h.User.Name
-	}},
-	{"kernel", func(h *hostReport) string { return "Linux " + h.Kernel.Release + ", " + h.Kernel.Arch }},
-	{"cores", func(h *hostReport) string {
-		text := fmt.Sprint(h.Cores.Usable)
-		if h.Cores.Limit > 0 {
-			text += fmt.Sprintf(", the control group allows %.3g", h.Cores.Limit)
-		}
-		return text
-	}},
-	{"memory", func(h *hostReport) string {
-		total := h.Memory.Total
-		if h.Memory.Limit >= 0 {
-			total = min(total, h.Memory.Limit)
-		}
-		return fmt.Sprintf("%.0f GiB", float64(total)/(1<<30))
-	}},
-	{"limits", func(h *hostReport) string {
-		return fmt.Sprintf("open files %s, processes %s, locked memory %s", count(h.Limits.NoFile.Soft), count(h.Limits.NProc.Soft), launcher.FormatBytes(h.Limits.MemLock.Soft))
-	}},
-	{"shm", func(h *hostReport) string {
-		return dirText(h.Shm.Path, h.Shm.Exists, h.Shm.FS, h.Shm.Size, h.Shm.Flags, h.Shm.Err)
-	}},
-	{"TMPDIR", func(h *hostReport) string {
-		return dirText(h.Tmp.Path, h.Tmp.Exists, h.Tmp.FS, h.Tmp.Size, h.Tmp.Flags, h.Tmp.Err)
-	}},
-	{"cache", func(h *hostReport) string {
-		return dirText(h.Cache.Path, h.Cache.Exists, h.Cache.FS, h.Cache.Size, h.Cache.Flags, h.Cache.Err)
-	}},
-	{"wdir", func(h *hostReport) string {
-		if h.Dir == nil {
-			return ""
-		}
-		return dirText(h.Dir.Path, h.Dir.Exists, h.Dir.FS, h.Dir.Size, h.Dir.Flags, h.Dir.Err)
-	}},
-	{"clock", func(h *hostReport) string {
-		text := "not synchronized"
-		if h.Clock.Synced {
-			text = "synchronized"
-		}
-		if off := time.Duration(h.Skew).Abs(); off > 100*time.Millisecond && off > 2*time.Duration(h.SkewErr) {
-			text += fmt.Sprintf(", %+.1f s", time.Duration(h.Skew).Seconds())
-		}
-		return text
-	}},
-	{"interfaces", func(h *hostReport) string {
-		var names []string
-		for _, i := range h.Interfaces {
-			if i.Up && len(i.Addrs) > 0 && !i.Loopback {
-				names = append(names, i.Name)
-			}
-		}
-		return strings.Join(names, " ")
-	}},
-	{"InfiniBand", func(h *hostReport) string { return strings.Join(h.InfiniBand, " ") }},
-	{"GPUs", func(h *hostReport) string {
-		if len(h.GPUs) == 0 {
-			return "none: ranks run on the host platform"
-		}
-		model := h.GPUs[0].Model
-		if model == "" {
-			model = h.GPUs[0].Vendor + " GPU"
-		}
-		text := fmt.Sprintf("%d of %s", len(h.GPUs), model)
-		if h.VisibleGPU != len(h.GPUs) {
-			text += fmt.Sprintf(", %d visible to ranks", h.VisibleGPU)
-		}
-		return text
-	}},
-	{"driver", func(h *hostReport) string { return strings.TrimSpace(h.Driver.Vendor + " " + h.Driver.Version) }},
-	{"libraries", func(h *hostReport) string {
-		var all []string
-		for _, l := range h.Libraries {
-			if l.Version != "" {
-				all = append(all, l.Name+" "+l.Version)
-			}
-		}
-		return strings.Join(all, ", ")
-	}},
-	{"program", func(h *hostReport) string {
-		var all []string
-		for _, p := range h.Programs {
-			text := p.Name + ": " + p.Path
-			switch {
-			case p.Err != "":
-				text = p.Err
-			case p.Sent:
-				text = p.Name + ": would be sent"
-			case p.Same:
-				text = p.Name + ": the same file is there"
-			}
-			all = append(all, text)
-		}
-		return strings.Join(all, "; ")
-	}},
-	{"gorun", func(h *hostReport) string {
-		switch {
-		case h.Local:
-			return "this host"
-		case h.Sent:
-			return "was sent to " + h.Agent
-		}
-		return h.Agent
-	}},
-	{"address", func(h *hostReport) string {
-		switch {
-		case h.Chosen == "":
-			return "none at which all others reach it"
-		case h.moved || h.On == "":
-			return h.Chosen
-		}
-		return "that of ssh, on " + h.On
-	}},
-	{"reaches", func(h *hostReport) string {
-		n := 0
-		var most time.Duration
-		for _, r := range h.Reach {
-			if r.Err == "" {
-				n++
-				most = max(most, r.Took)
-			}
-		}
-		if n == len(h.Reach) {
-			return "all others that were tried"
-		}
-		return fmt.Sprintf("%d of %d others", n, len(h.Reach))
-	}},
-}
-
-func dirText(path string, exists bool, fs string, size int64, flags []string, err string) string {
-	switch {
-	case err != "":
-		return path + ": " + err
-	case !exists:
-		return path + ": not there"
-	}
-	text := fmt.Sprintf("%s: %s, %s", path, fs, launcher.FormatBytes(size))
-	if len(flags) > 0 {
-		text += " (" + strings.Join(flags, ", ") + ")"
-	}
-	return text
-}
-
 // writeHosts is one table of several hosts: a line says what is alike, or a line each what differs and where.
 func (r *checkReport) writeHosts(b *strings.Builder) {
 	var names, missing []string
@@ -251,32 +99,33 @@ func (r *checkReport) writeHosts(b *strings.Builder) {
 		fmt.Fprintf(b, "\n%d are not: %s", len(missing), launcher.HostList(missing))
 	}
 	b.WriteString("\n")
-	for _, row := range hostRows {
-		var values []string
-		of := map[string][]string{}
-		for i := range r.Hosts {
-			h := &r.Hosts[i]
-			if !h.Reached {
-				continue
-			}
-			v := row.of(h)
-			if of[v] == nil {
-				values = append(values, v)
-			}
-			of[v] = append(of[v], h.Name)
+	var order []string                     // of the lines
+	of := map[string]map[string][]string{} // the hosts of each text of each line
+	texts := map[string][]string{}         // in the order in which they were found
+	for i := range r.Hosts {
+		h := &r.Hosts[i]
+		if !h.Reached {
+			continue
 		}
-		what := row.name
-		for _, v := range values {
-			text := v
-			if len(values) > 1 {
-				if text == "" {
-					text = "none"
-				}
-				text = launcher.HostList(of[v]) + ": " + text
-			} else if text == "" {
-				continue
+		h.facts(func(what, text string) {
+			if of[what] == nil {
+				order, of[what] = append(order, what), map[string][]string{}
 			}
-			line(b, what, "%s", text)
+			if of[what][text] == nil {
+				texts[what] = append(texts[what], text)
+			}
+			of[what][text] = append(of[what][text], h.Name)
+		})
+	}
+	for _, name := range order {
+		what := name
+		for _, text := range texts[name] {
+			if len(texts[name]) > 1 {
+				text = launcher.HostList(of[name][text]) + ": " + cmp.Or(text, "none")
+			}
+			if text != "" {
+				line(b, what, "%s", text)
+			}
 			what = ""
 		}
 	}

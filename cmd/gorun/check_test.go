@@ -127,6 +127,91 @@ warning: small
 	}
 }
 
+// TestCheckTextOfHosts: what is alike is one line, what differs is a line each.
+func TestCheckTextOfHosts(t *testing.T) {
+	hosts := make([]hostReport, 4)
+	for i, text := range []string{
+		`{"host": "a", "user": {"uid": 1000, "name": "ann"}, "kernel": {"release": "6.1.0", "arch": "x86_64"}, "cores": {"online": 8, "usable": 8},
+			"memory": {"total": 68719476736, "available": 34359738368, "limit": -1},
+			"limits": {"nofile": {"soft": 1024, "hard": 4096}, "nproc": {"soft": -1, "hard": -1}, "memlock": {"soft": 8388608, "hard": -1}},
+			"shm": {"path": "/dev/shm", "exists": true, "fs": "tmpfs", "size": 67108864, "free": 67108864, "flags": ["nosuid", "nodev"]},
+			"tmp": {"path": "/tmp", "exists": true, "fs": "ext4", "size": 1073741824, "free": 536870912},
+			"cache": {"path": "/home/ann/.cache/gorun", "error": "permission denied"}, "wdir": {"path": "/work"},
+			"clock": {"now": "2026-11-29T12:00:00Z", "synchronized": true},
+			"interfaces": [{"name": "lo", "up": true, "loopback": true, "addresses": ["127.0.0.1/8"]}, {"name": "eth0", "up": true, "addresses": ["10.0.0.7/24"]}, {"name": "eth1", "addresses": ["10.0.1.7/24"]}],
+			"infiniband": ["mlx5_0"], "visible_gpus": 1, "driver": {"vendor": "NVIDIA", "version": "580.159.04"},
+			"gpus": [{"vendor": "NVIDIA", "model": "NVIDIA H200"}, {"vendor": "NVIDIA"}],
+			"libraries": [{"name": "CUDA driver", "path": "/lib/libcuda.so.1", "from": "system", "version": "580.159.04"}, {"name": "NCCL", "error": "not found"}],
+			"programs": [{"name": "./train", "path": "/work/train"}]}`,
+		`{"host": "b", "user": {"uid": 1000, "name": "ann"}, "kernel": {"release": "6.1.0", "arch": "x86_64"}, "cores": {"online": 8, "usable": 4, "limit": 2.5},
+			"memory": {"total": 68719476736, "available": 1, "limit": 1073741824, "used": 1048576},
+			"limits": {"nofile": {"soft": 1024, "hard": 4096}, "nproc": {"soft": -1, "hard": -1}, "memlock": {"soft": 8388608, "hard": -1}},
+			"shm": {"path": "/dev/shm", "exists": true, "fs": "tmpfs", "size": 67108864, "free": 1, "flags": ["nosuid", "nodev"]},
+			"tmp": {"path": "/tmp", "exists": true, "fs": "ext4", "size": 1073741824, "free": 1},
+			"cache": {"path": "/home/ann/.cache/gorun", "exists": true, "fs": "ext4", "size": 1073741824}, "wdir": {"path": "/work"},
+			"clock": {"now": "2026-11-29T12:00:01Z"}, "gpus": [], "programs": [{"name": "./train", "sent": true}]}`,
+		`{"host": "c", "user": {"uid": 1001}, "kernel": {"release": "6.1.0", "arch": "x86_64"}, "cores": {"online": 4, "usable": 4, "limit": 2.5},
+			"memory": {"total": 68719476736, "available": 1, "limit": 1073741824, "used": 1048576},
+			"limits": {"nofile": {"soft": 1024, "hard": 4096}, "nproc": {"soft": -1, "hard": -1}, "memlock": {"soft": 8388608, "hard": -1}},
+			"shm": {"path": "/dev/shm"}, "tmp": {"path": "/tmp", "exists": true, "fs": "ext4", "size": 1073741824, "free": 1},
+			"cache": {"path": "/home/ann/.cache/gorun", "exists": true, "fs": "ext4", "size": 1073741824},
+			"clock": {"now": "2026-11-29T12:00:01Z", "synchronized": true}, "gpus": [], "programs": [{"name": "./train", "error": "program ./train: not there"}]}`,
+	} {
+		if err := json.Unmarshal([]byte(text), &hosts[i].HostFacts); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hosts[0].hostLink = &hostLink{Name: "a", Reached: true, Local: true, Chosen: "10.0.0.7", On: "eth0", Reach: []launcher.HostReach{{Host: "b"}, {Host: "c"}}}
+	hosts[1].hostLink = &hostLink{Name: "b", Reached: true, Sent: true, Agent: "/cache/gorun", Chosen: "10.0.0.8: of three", On: "eth0", moved: true, Skew: 2e9, Reach: []launcher.HostReach{{Host: "a"}, {Host: "c"}}}
+	hosts[2].hostLink = &hostLink{Name: "c", Reached: true, Agent: "/cache/gorun", Reach: []launcher.HostReach{{Host: "a"}, {Host: "b", Err: "no route"}}}
+	hosts[3].hostLink = &hostLink{Name: "d"}
+	const want = `3 of 4 hosts are reached: a b c
+1 are not: d
+  user         a b: ann
+               c: 1001
+  kernel       Linux 6.1.0, x86_64
+  cores        a: 8
+               b c: 4, the control group allows 2.5
+  memory       a: 64 GiB
+               b c: 1 GiB
+  limits       open files 1024, processes unlimited, locked memory 8 MiB
+  shm          a b: /dev/shm: tmpfs, 64 MiB (nosuid, nodev)
+               c: /dev/shm: not there
+  TMPDIR       /tmp: ext4, 1 GiB
+  cache        a: /home/ann/.cache/gorun: permission denied
+               b c: /home/ann/.cache/gorun: ext4, 1 GiB
+  wdir         a b: /work: not there
+               c: none
+  clock        a c: synchronized
+               b: not synchronized, +2.0 s
+  interfaces   a: eth0
+               b c: none
+  InfiniBand   a: mlx5_0
+               b c: none
+  GPUs         a: 2 of NVIDIA H200, 1 of them visible to ranks
+               b c: none: ranks run on the host platform
+  driver       a: NVIDIA 580.159.04
+               b c: none
+  libraries    a: CUDA driver 580.159.04
+               b c: none
+  program      a: ./train: /work/train
+               b: ./train: would be sent
+               c: program ./train: not there
+  gorun        a: this host
+               b: was sent to /cache/gorun
+               c: /cache/gorun
+  address      a: that of ssh, on eth0
+               b: 10.0.0.8: of three
+               c: none at which all others reach it
+  reaches      a b: all others that were tried
+               c: 1 of 2 others
+
+`
+	if d := cmp.Diff((&checkReport{Hosts: hosts}).text(false), want); d != "" {
+		t.Errorf("got - want +:\n%s", d)
+	}
+}
+
 // TestCheckSettle: what ranks have opened works, whatever files say; what they have not is as it was.
 func TestCheckSettle(t *testing.T) {
 	for _, tt := range []struct {

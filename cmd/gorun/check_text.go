@@ -13,8 +13,8 @@ func (r *checkReport) text(verbose bool) string {
 	if len(r.Hosts) > 0 && r.Hosts[0].hostLink != nil {
 		r.writeHosts(&b)
 	} else {
-		for _, h := range r.Hosts {
-			writeHost(&b, h.HostFacts)
+		for i := range r.Hosts {
+			writeHost(&b, &r.Hosts[i])
 		}
 	}
 	if r.Ranks != nil && len(r.Ranks.Ranks) > 0 {
@@ -39,101 +39,13 @@ func line(b *strings.Builder, what, format string, args ...any) {
 	fmt.Fprintf(b, "  %-12s %s\n", what, fmt.Sprintf(format, args...))
 }
 
-func writeHost(b *strings.Builder, f *launcher.HostFacts) {
-	size := launcher.FormatBytes
-	who := f.User.Name
-	if who == "" {
-		who = fmt.Sprint(f.User.UID)
-	}
-	fmt.Fprintf(b, "%s, user %s\n", f.Host, who)
-	line(b, "kernel", "Linux %s, %s", f.Kernel.Release, f.Kernel.Arch)
-	cores := fmt.Sprint(f.Cores.Online)
-	if f.Cores.Usable != f.Cores.Online {
-		cores = fmt.Sprintf("%d of %d", f.Cores.Usable, f.Cores.Online)
-	}
-	if f.Cores.Limit > 0 {
-		cores += fmt.Sprintf(", the control group allows %.3g", f.Cores.Limit)
-	}
-	line(b, "cores", "%s", cores)
-	memory := fmt.Sprintf("%s, %s available", size(f.Memory.Total), size(f.Memory.Available))
-	if f.Memory.Limit >= 0 {
-		memory += fmt.Sprintf("; the control group allows %s, %s of it are used", size(f.Memory.Limit), size(f.Memory.Used))
-	}
-	line(b, "memory", "%s", memory)
-	line(b, "limits", "open files %s, processes %s, locked memory %s", count(f.Limits.NoFile.Soft), count(f.Limits.NProc.Soft), size(f.Limits.MemLock.Soft))
-	dir := func(what string, path string, exists bool, fs string, total, free int64, flags []string, err string) {
-		text := path + ": "
-		switch {
-		case err != "":
-			text += err
-		case !exists:
-			text += "not there"
-		default:
-			text += fmt.Sprintf("%s, %s, %s free", fs, size(total), size(free))
-			if len(flags) > 0 {
-				text += " (" + strings.Join(flags, ", ") + ")"
-			}
+func writeHost(b *strings.Builder, h *hostReport) {
+	fmt.Fprintf(b, "%s, user %s\n", h.Host, userName(h))
+	h.facts(func(what, text string) {
+		if text != "" {
+			line(b, what, "%s", text)
 		}
-		line(b, what, "%s", text)
-	}
-	dir("shm", f.Shm.Path, f.Shm.Exists, f.Shm.FS, f.Shm.Size, f.Shm.Free, f.Shm.Flags, f.Shm.Err)
-	dir("TMPDIR", f.Tmp.Path, f.Tmp.Exists, f.Tmp.FS, f.Tmp.Size, f.Tmp.Free, f.Tmp.Flags, f.Tmp.Err)
-	dir("cache", f.Cache.Path, f.Cache.Exists, f.Cache.FS, f.Cache.Size, f.Cache.Free, f.Cache.Flags, f.Cache.Err)
-	if f.Dir != nil {
-		dir("wdir", f.Dir.Path, f.Dir.Exists, f.Dir.FS, f.Dir.Size, f.Dir.Free, f.Dir.Flags, f.Dir.Err)
-	}
-	synced := "not synchronized"
-	if f.Clock.Synced {
-		synced = "synchronized"
-	}
-	line(b, "clock", "%s, %s", f.Clock.Now.Format("2006-01-02 15:04:05 MST"), synced)
-	what := "interfaces"
-	for _, i := range f.Interfaces {
-		if !i.Up || len(i.Addrs) == 0 {
-			continue
-		}
-		line(b, what, "%s %s", i.Name, strings.Join(i.Addrs, " "))
-		what = ""
-	}
-	if len(f.InfiniBand) > 0 {
-		line(b, "InfiniBand", "%s", strings.Join(f.InfiniBand, " "))
-	}
-	if len(f.GPUs) == 0 {
-		line(b, "GPUs", "none: ranks run on the host platform")
-	}
-	what = "GPUs"
-	for _, g := range f.GPUs {
-		line(b, what, "%s", g)
-		what = ""
-	}
-	if len(f.GPUs) > 0 && f.VisibleGPU != len(f.GPUs) {
-		line(b, "", "%d of them visible to ranks", f.VisibleGPU)
-	}
-	if f.Driver.Vendor != "" {
-		line(b, "driver", "%s %s", f.Driver.Vendor, f.Driver.Version)
-	}
-	for _, l := range f.Libraries {
-		switch {
-		case l.Err != "" && l.Path == "":
-			line(b, l.Name, "%s", l.Err)
-		case l.Err != "":
-			line(b, l.Name, "%s: %s", l.Path, l.Err)
-		default:
-			line(b, l.Name, "%s", strings.TrimSpace(fmt.Sprintf("%s %s (%s)", l.Version, l.Path, l.From)))
-		}
-	}
-	if f.SSH != "" {
-		line(b, "ssh client", "%s", f.SSH)
-	} else {
-		line(b, "ssh client", "none (gorun has its own)")
-	}
-	for _, p := range f.Programs {
-		path := p.Path
-		if p.Err != "" {
-			path = p.Err
-		}
-		line(b, "program", "%s: %s", p.Name, path)
-	}
+	})
 }
 
 // count is a limit for people.
