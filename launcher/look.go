@@ -303,11 +303,38 @@ func (r *runner) hang(all *looked) (h *Hang, whole []string) {
 		}
 		return text
 	}
-	h.Lines = slices.Concat(waits, missing, stacks.Tell(h.Ranks, name, r.o.Verbose))
+	started := r.startedText(h.Ranks)
+	h.Lines = slices.Concat(started, waits, missing, stacks.Tell(h.Ranks, name, r.o.Verbose))
+	whole = slices.Concat(started, waits, missing, stacks.Tell(h.Ranks, name, true))
 	if len(h.Lines) == 0 {
-		h.Lines = []string{"none runs"}
+		h.Lines = []string{"no rank runs any more"}
+		whole = h.Lines
 	}
-	return h, slices.Concat(waits, missing, stacks.Tell(h.Ranks, name, true))
+	return h, whole
+}
+
+// startedText says how many ranks were started, as long as that is not all of them. seen are ranks that run: a host says only at the end which it has started.
+func (r *runner) startedText(seen []RankStacks) []string {
+	if r.forking == 0 {
+		return nil
+	}
+	started := map[int]bool{}
+	for _, s := range seen {
+		started[s.Rank] = true
+	}
+	for i := range r.acct.Ranks {
+		if a := &r.acct.Ranks[i]; a.PID != 0 || a.Lost {
+			started[a.Rank] = true
+		}
+	}
+	switch n := len(started); n {
+	case len(r.acct.Ranks):
+		return nil
+	case 0:
+		return []string{"no rank has been started yet"}
+	default:
+		return []string{fmt.Sprintf("%d of %d ranks have been started so far", n, len(r.acct.Ranks))}
+	}
 }
 
 // writeStacks adds lines to a file of the output directory.

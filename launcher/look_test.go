@@ -91,6 +91,45 @@ func TestLookAtTimeout(t *testing.T) {
 	}
 }
 
+// A timeout that comes before all ranks are started says so.
+func TestLookBeforeRanksAreStarted(t *testing.T) {
+	slow, quick := 20*time.Second, time.Duration(0)
+	for _, c := range []struct {
+		name    string
+		latency [2]time.Duration // of the hosts
+		found   [2]bool          // a rank is found there
+		said    string
+	}{
+		{"none", [2]time.Duration{slow, slow}, [2]bool{}, "  no rank has been started yet\n"},
+		{"one host's", [2]time.Duration{slow, quick}, [2]bool{false, true}, "  1 of 2 ranks have been started so far\n  rank 1 (host b): p, running\n"},
+		{"one host's, which has ended", [2]time.Duration{slow, quick}, [2]bool{}, "  1 of 2 ranks have been started so far\n"},
+		{"one whose host has not said so", [2]time.Duration{slow, slow}, [2]bool{false, true}, "  1 of 2 ranks have been started so far\n  rank 1 (host b): p, running\n"},
+		{"all, of which nobody has said so", [2]time.Duration{slow, slow}, [2]bool{true, true}, "  rank 0 (host a): main goroutine, select\n    main.wait (m/main.go:3)\n  rank 1 (host b): p, running\n"},
+		{"all, and all have ended", [2]time.Duration{quick, quick}, [2]bool{}, "  no rank runs any more\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := lookJob()
+				for i, h := range j.hosts {
+					h.latency = c.latency[i]
+					if h.found.standings = nil; !c.found[i] {
+						h.found.ranks = nil
+					}
+				}
+				if a := j.run(t); a.Code != ExitTimeout {
+					t.Errorf("code %d", a.Code)
+				}
+				if c.latency[0] > 0 { // the grace has begun, and host a has not said yet which ranks it started
+					c.said += "gorun: the job has run for 10s; waiting up to 1m0s for ranks that are being started to end\n"
+				}
+				if d := cmp.Diff(j.said.String(), "gorun: what the ranks do after 10s:\n"+c.said); d != "" {
+					t.Errorf("-got +want:\n%s", d)
+				}
+			})
+		})
+	}
+}
+
 // Each SIGQUIT reaches the ranks, after what they do was told; SIGIO does not.
 func TestLookOnSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

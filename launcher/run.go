@@ -412,12 +412,16 @@ func (r *runner) progress() string {
 	return "the job ends"
 }
 
+// living names the ranks that have not ended.
 func (r *runner) living() string {
 	var ranks []int
 	for i := range r.acct.Ranks {
 		if a := &r.acct.Ranks[i]; a.PID != 0 && !a.done && !a.Lost {
 			ranks = append(ranks, a.Rank)
 		}
+	}
+	if len(ranks) == 0 {
+		return "ranks that are being started"
 	}
 	return rankenv.RankText(ranks)
 }
