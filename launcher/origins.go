@@ -161,6 +161,11 @@ func optionOf(flag string) *Option {
 	return &JobOptions[i]
 }
 
+func optionByKey(key string) *Option {
+	i := slices.IndexFunc(JobOptions, func(o Option) bool { return o.Key == key })
+	return &JobOptions[i]
+}
+
 func explainHosts(s *Source) []Origin {
 	var out []Origin
 	for i, h := range s.Job.Hosts {

@@ -53,11 +53,19 @@ func newConfigCmd(io stdio) *cobra.Command {
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			job, err := launcher.ReadJobFile(args[0])
+			job, places, err := launcher.ReadJobFilePlaces(args[0])
 			if err == nil && job.Hostfile != "" {
 				_, err = launcher.ReadHostfile(job.Hostfile)
 			}
-			return err
+			if err != nil {
+				return err
+			}
+			// No errors: flags, variables and an allocation may give the rest.
+			away := len(job.Hosts) > 0 || job.Hostfile != "" || job.RM != "" && job.RM != launcher.RMNone
+			for _, i := range launcher.FindIdle(away, launcher.Source{Job: job, Places: places}) {
+				fmt.Fprintf(io.err, "gorun: %s: %s\n", i.From, i.Text(false))
+			}
+			return nil
 		},
 	}, &cobra.Command{
 		Use:   "schema",
@@ -74,7 +82,10 @@ func showConfig(q *request, io stdio) error {
 	if err != nil {
 		return err
 	}
-	job := merge(sources)
+	job, err := jobOf(q, os.LookupEnv)
+	if err != nil {
+		return err
+	}
 	settings := launcher.Origins(sources...)
 	if q.json {
 		e := json.NewEncoder(io.out)

@@ -49,9 +49,10 @@ const jobFileNCCL = `
 `
 
 const jobFileEnd = `
-A key that is not listed here is an error. gorun config validate FILE checks a file, and
-gorun config show FILE tells each setting and where it comes from. gorun config schema
-prints a JSON Schema: #:schema FILE in the first line lets editors complete and check.
+A key that is not listed here is an error. gorun config validate FILE checks a file and
+says what does nothing in it, such as window without restarts. gorun config show FILE
+tells each setting and where it comes from. gorun config schema prints a JSON Schema:
+#:schema FILE in the first line lets editors complete and check.
 `
 
 // jobFileHelp shows each key of a job file with an example.

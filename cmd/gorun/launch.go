@@ -28,10 +28,11 @@ func launch(args []string, io stdio) int {
 	case q.version:
 		return show(io, versionLine()+"\n")
 	}
-	job, err := jobOf(q, os.LookupEnv)
+	sources, err := effective(q, os.LookupEnv)
 	if err != nil {
 		return fail(io, err)
 	}
+	job := merge(sources)
 	if len(job.Programs()) == 0 {
 		if len(args) > 0 {
 			return fail(io, usagef("no program is given; it comes after the flags: gorun -np 4 PROGRAM"))
@@ -41,8 +42,9 @@ func launch(args []string, io stdio) int {
 	}
 	plan, err := planOf(job, io, q.verbose)
 	if err != nil {
-		return fail(io, err)
+		return fail(io, placed(err, job, sources))
 	}
+	tellIdle(io, plan, sources)
 	if q.dryRun {
 		ctx, cancel := context.WithTimeout(context.Background(), routesWait)
 		defer cancel()
@@ -210,11 +212,50 @@ func tell(io stdio, acct *launcher.Account) {
 
 // jobOf puts together what flags, environment and job file ask for.
 func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error) {
-	sources, err := sourcesOf(q, lookup)
+	sources, err := effective(q, lookup)
 	if err != nil {
 		return q.job, err
 	}
 	return merge(sources), nil
+}
+
+// effective are the sources of a job without the variables that do nothing in it: they are there for other jobs, and no mistake.
+func effective(q *request, lookup func(string) (string, bool)) ([]launcher.Source, error) {
+	sources, err := sourcesOf(q, lookup)
+	if err != nil {
+		return nil, err
+	}
+	without := map[string]bool{}
+	for _, i := range launcher.FindIdle(true, sources...) {
+		without[i.Option.Env] = i.Source == ofEnviron
+	}
+	sources[ofEnviron].Job, err = fromEnviron(func(name string) (string, bool) {
+		if without[name] {
+			return "", false
+		}
+		return lookup(name)
+	})
+	return sources, err
+}
+
+// placed says of a job that was refused where in the file the reason stands, if that is a setting that needs another.
+func placed(err error, job launcher.Job, sources []launcher.Source) error {
+	for _, i := range launcher.FindIdle(len(job.Hosts) > 0 || job.Hostfile != "", sources...) {
+		if i.Refused && i.Source == ofFile {
+			return usagef("%s: %s", i.From, i.Text(false))
+		}
+	}
+	return err
+}
+
+// tellIdle says which flags do nothing.
+func tellIdle(io stdio, plan *launcher.Plan, sources []launcher.Source) {
+	away := slices.ContainsFunc(plan.Hosts, func(h launcher.PlanHost) bool { return !h.Local })
+	for _, i := range launcher.FindIdle(away, sources...) {
+		if i.Source == ofFlags {
+			fmt.Fprintf(io.err, "gorun: %s\n", i.Text(true))
+		}
+	}
 }
 
 func merge(sources []launcher.Source) launcher.Job {
@@ -224,6 +265,13 @@ func merge(sources []launcher.Source) launcher.Job {
 	}
 	return launcher.Merge(jobs...)
 }
+
+// Where a job's settings come from, as indices of what sourcesOf returns.
+const (
+	ofFlags = iota
+	ofEnviron
+	ofFile // may be missing
+)
 
 // sourcesOf are the places that say something about the job, the strongest first: flags, environment, job file.
 func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Source, error) {
