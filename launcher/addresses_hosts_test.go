@@ -140,13 +140,13 @@ func TestHostsNames(t *testing.T) {
 			}
 		}
 	})
-	clean(t, h, time.Second)
+	clean(t, h)
 }
 
 // linkLocal is a host's address on its link, when the kernel has confirmed it.
 func linkLocal(t *testing.T, h *testhosts.Hosts, i int) netip.Addr {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		out, err := h.Command(t.Context(), i, "ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link", "-tentative").Output()
 		f := strings.Fields(string(out))
 		if k := slices.Index(f, "inet6"); err == nil && k >= 0 && k+1 < len(f) {
@@ -218,9 +218,9 @@ func TestHostsManagementNetwork(t *testing.T) {
 	})
 	t.Run("an interrupt while addresses are sought", func(t *testing.T) {
 		j := newHostsJob(t, h, 1, "sh", "-c", "exit 3").start()
-		stop := time.AfterFunc(30*time.Second, func() { j.cmd.Process.Kill() })
+		stop := time.AfterFunc(90*time.Second, func() { j.cmd.Process.Kill() })
 		defer stop.Stop()
-		for end := time.Now().Add(20 * time.Second); !seeking(h, 0) && time.Now().Before(end); {
+		for end := time.Now().Add(60 * time.Second); !seeking(h, 0) && time.Now().Before(end); {
 			time.Sleep(5 * time.Millisecond)
 		}
 		j.cmd.Process.Signal(os.Interrupt)
@@ -243,7 +243,7 @@ func TestHostsManagementNetwork(t *testing.T) {
 			t.Errorf("the advice stands %d times: %s", n, text)
 		}
 	})
-	clean(t, h, time.Second)
+	clean(t, h)
 }
 
 // seeking reports whether a host answers probes at its bridge's address, as it does while addresses are sought.

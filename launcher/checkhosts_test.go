@@ -188,7 +188,7 @@ func TestCheckHosts(t *testing.T) {
 				}
 			}
 		}
-		clean(t, h, time.Second)
+		clean(t, h)
 	})
 	t.Run("job", func(t *testing.T) {
 		dir := t.TempDir()
@@ -292,5 +292,5 @@ func TestCheckHosts(t *testing.T) {
 			t.Errorf("h3: %q", got)
 		}
 	})
-	clean(t, h, time.Second)
+	clean(t, h)
 }

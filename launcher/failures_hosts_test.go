@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
 )
@@ -29,7 +28,7 @@ func TestHostsFailures(t *testing.T) {
 		if want := "gorun: host h2 is lost: "; !strings.Contains(j.err.String(), want) || !strings.HasSuffix(j.err.String(), "\ngorun: restart 1 of 1\n") {
 			t.Errorf("stderr %q, want %q", j.err.String(), want)
 		}
-		clean(t, h, time.Second)
+		clean(t, h)
 	})
 	// Row 3 of what users of other launchers report: ranks beside the launcher end as those elsewhere do.
 	for _, c := range []struct {
@@ -38,7 +37,7 @@ func TestHostsFailures(t *testing.T) {
 		code int
 		said string // in stderr
 	}{
-		{"timeout here and there", []string{"--timeout", "1s", "sleep", "98761"}, ExitTimeout, "\n  ranks 0-3: sleep, sleeping in clock_nanosleep\n"},
+		{"timeout here and there", []string{"--timeout", "3s", "sleep", "98761"}, ExitTimeout, "\n  ranks 0-3: sleep, sleeping in clock_nanosleep\n"},
 		{"failure here and there", []string{"sh", "-c", "[ $GORUN_RANK = 1 ] && exit 9; exec sleep 98761"}, 9, ""},
 		{"restart here and there", []string{"--restarts", "1", "--on-fail", "wait", "sh", "-c", "exit $((9 - 9 * GORUN_RESTART))"}, 0, ""},
 	} {
@@ -47,7 +46,7 @@ func TestHostsFailures(t *testing.T) {
 			if got := j.run(); got != c.code || !strings.Contains(j.err.String(), c.said) {
 				t.Errorf("exit code %d, want %d: stderr %q, want %q", got, c.code, j.err.String(), c.said)
 			}
-			clean(t, h, time.Second)
+			clean(t, h)
 			lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 			for _, file := range lines {
 				if text, _ := os.ReadFile(file); bytes.Equal(text, []byte("sleep\x0098761\x00")) {

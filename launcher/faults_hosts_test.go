@@ -84,7 +84,7 @@ func noMarks(t *testing.T, h *testhosts.Hosts) {
 	}
 }
 
-// The end of one process on a host, and how soon gorun has ended after it. The bound holds for the best of some tries: this machine is busy.
+// The end of one process on a host, and how soon gorun has ended after it.
 func TestHostsOneEnds(t *testing.T) {
 	h := testhosts.New(t, 3, testhosts.Options{})
 	if j := newHostsJob(t, h, 1, "true"); j.run() != 0 {
@@ -110,8 +110,7 @@ func TestHostsOneEnds(t *testing.T) {
 		{"gorun interrupted", func(t *testing.T, j *hostsJob) { j.cmd.Process.Signal(syscall.SIGINT) }, 130, ``, 3 * time.Second, time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var took time.Duration
-			for range 6 {
+			inTime(t, c.job, c.hosts, func() (took, last time.Duration) {
 				noMarks(t, h)
 				j := newHostsJob(t, h, 2, "sh", "-c", rankScript).start()
 				up(t, j, h, 2)
@@ -121,19 +120,12 @@ func TestHostsOneEnds(t *testing.T) {
 					t.Errorf("exit code %d, want %d; stderr %q, want %s", got, c.code, j.err.String(), c.err)
 				}
 				took = time.Since(begin)
-				last := time.Duration(0)
 				for i := range h.Hosts {
-					last = max(last, empty(t, h, i, c.hosts))
+					last = max(last, empty(t, h, i))
 				}
-				t.Logf("gorun ended after %v, the hosts were empty %v later", took.Round(time.Millisecond), last.Round(time.Millisecond))
-				clean(t, h, time.Second)
-				if took <= c.job || t.Failed() {
-					break
-				}
-			}
-			if took > c.job {
-				t.Errorf("gorun ended after %v, want %v at most", took, c.job)
-			}
+				clean(t, h)
+				return took, last
+			})
 		})
 	}
 }
@@ -144,34 +136,36 @@ func TestHostsAgentStopped(t *testing.T) {
 		t.Skip("-short: waits for hosts to be missed")
 	}
 	h := testhosts.New(t, 3, testhosts.Options{})
-	j := newHostsJob(t, h, 2, "sh", "-c", rankScript).start()
-	up(t, j, h, 2)
-	agent := agentOn(t, h, 1)
-	begin := time.Now()
-	if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	// On a busy machine it is some time until the thread that is to stop all of them gets to run.
-	eventually(t, "the agent's stop", func() bool {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", agent))
-		return err == nil && bytes.Contains(stat, []byte(") T "))
+	inTime(t, 15*time.Second, 15*time.Second, func() (took, last time.Duration) {
+		noMarks(t, h)
+		j := newHostsJob(t, h, 2, "sh", "-c", rankScript).start()
+		up(t, j, h, 2)
+		agent := agentOn(t, h, 1)
+		begin := time.Now()
+		if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		// On a busy machine it is some time until the thread that is to stop all of them gets to run.
+		eventually(t, "the agent's stop", func() bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", agent))
+			return err == nil && bytes.Contains(stat, []byte(") T "))
+		})
+		// A look at the ranks does without it.
+		j.cmd.Process.Signal(syscall.SIGIO)
+		if got := j.wait(); got != 123 || !regexp.MustCompile(`(?s)gorun: what the ranks do after \S+:\n  host h2 does not answer\n  rank.*gorun: host h2 is lost: no answer for \d+s`).MatchString(j.err.String()) {
+			t.Errorf("exit code %d, stderr %s", got, j.err.String())
+		}
+		took = time.Since(begin)
+		for _, i := range []int{0, 2} {
+			if d := empty(t, h, i); d > 2*time.Second {
+				last = time.Minute // the others do not take what the stopped one may
+			}
+		}
+		// Nobody wakes the agent: its keeper sees the end of the session.
+		last = max(last, empty(t, h, 1))
+		clean(t, h)
+		return took, last
 	})
-	// A look at the ranks does without it.
-	j.cmd.Process.Signal(syscall.SIGIO)
-	if got := j.wait(); got != 123 || !regexp.MustCompile(`(?s)gorun: what the ranks do after \S+:\n  host h2 does not answer\n  rank.*gorun: host h2 is lost: no answer for \d+s`).MatchString(j.err.String()) {
-		t.Errorf("exit code %d, stderr %s", got, j.err.String())
-	}
-	took := time.Since(begin)
-	if took > 15*time.Second {
-		t.Errorf("gorun ended after %v", took)
-	}
-	for _, i := range []int{0, 2} {
-		empty(t, h, i, 2*time.Second)
-	}
-	// Nobody wakes the agent: its keeper sees the end of the session.
-	last := empty(t, h, 1, 15*time.Second)
-	t.Logf("gorun ended after %v, the host of the agent was empty %v later", took, last)
-	clean(t, h, time.Second)
 }
 
 // A host that does not start: gorun says so in time, and the others have nothing left.
@@ -194,22 +188,24 @@ func TestHostsNotStarted(t *testing.T) {
 			if err := c.fault(); err != nil {
 				t.Fatal(err)
 			}
-			j := newHostsJob(t, h, 1, "--connect-timeout", "1500ms", "sh", "-c", rankScript)
-			begin := time.Now()
-			if got := j.run(); got != 122 || !regexp.MustCompile(c.err).MatchString(j.err.String()) {
-				t.Errorf("exit code %d, want 122; stderr %q, want %s", got, j.err.String(), c.err)
-			}
-			took := time.Since(begin)
-			t.Logf("gorun ended after %v: %s", took.Round(time.Millisecond), j.err.String())
-			if took > 5*time.Second {
-				t.Errorf("gorun ended after %v", took)
-			}
+			inTime(t, 5*time.Second, 2*time.Second, func() (took, last time.Duration) {
+				j := newHostsJob(t, h, 1, "--connect-timeout", "1500ms", "sh", "-c", rankScript)
+				begin := time.Now()
+				if got := j.run(); got != 122 || !regexp.MustCompile(c.err).MatchString(j.err.String()) {
+					t.Errorf("exit code %d, want 122; stderr %q, want %s", got, j.err.String(), c.err)
+				}
+				took = time.Since(begin)
+				for i := range h.Hosts {
+					last = max(last, empty(t, h, i))
+				}
+				return took, last
+			})
 			if c.mend != nil {
 				if err := c.mend(); err != nil {
 					t.Fatal(err)
 				}
 			}
-			clean(t, h, 2*time.Second)
+			clean(t, h)
 			for i := range h.Hosts {
 				if _, err := os.Stat(h.Path(i, fmt.Sprintf("/root/up%d", i))); err == nil {
 					t.Errorf("a rank ran on %s", h.Hosts[i].Name)
@@ -282,70 +278,71 @@ func TestHostsFaultsWhileTheyStart(t *testing.T) {
 		}, nil, map[int]bool{122: true, 123: true}, time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			worst, done := time.Duration(0), 0
+			done := 0
 			for k := range moments {
-				j = launch()
-				if k < moments-1 {
-					moment := time.NewTimer(whole * time.Duration(k) / (moments - 1))
-					<-moment.C
-				} else { // this launch may take longer than the first one took
-					up(t, j, h, 1)
-				}
-				if !c.fault() {
-					j.cmd.Process.Signal(syscall.SIGTERM)
-					if got := j.wait(); got != 143 {
-						t.Errorf("moment %d, SIGTERM: exit code %d: %s", k, got, j.err.String())
+				inTime(t, time.Minute, c.hosts, func() (took, last time.Duration) {
+					j = launch()
+					if k < moments-1 {
+						moment := time.NewTimer(whole * time.Duration(k) / (moments - 1))
+						<-moment.C
+					} else { // this launch may take longer than the first one took
+						up(t, j, h, 1)
+					}
+					if !c.fault() {
+						j.cmd.Process.Signal(syscall.SIGTERM)
+						if got := j.wait(); got != 143 {
+							t.Errorf("moment %d, SIGTERM: exit code %d: %s", k, got, j.err.String())
+						}
+						cleanStage(t, h, time.Second)
+						return 0, 0
+					}
+					done++
+					begin := time.Now()
+					if got := j.wait(); !c.codes[got] {
+						t.Errorf("moment %d: exit code %d: %s", k, got, j.err.String())
+					}
+					took = time.Since(begin)
+					for i := range h.Hosts {
+						last = max(last, empty(t, h, i))
 					}
 					cleanStage(t, h, time.Second)
-					continue
-				}
-				done++
-				begin := time.Now()
-				if got := j.wait(); !c.codes[got] {
-					t.Errorf("moment %d: exit code %d: %s", k, got, j.err.String())
-				}
-				for i := range h.Hosts {
-					empty(t, h, i, c.hosts)
-				}
-				worst = max(worst, time.Since(begin))
-				cleanStage(t, h, time.Second)
-				if t.Failed() {
-					t.Fatalf("at %v of a launch (moment %d); stderr %s", whole*time.Duration(k)/(moments-1), k, j.err.String())
-				}
+					if t.Failed() {
+						t.Fatalf("at %v of a launch (moment %d); stderr %s", whole*time.Duration(k)/(moments-1), k, j.err.String())
+					}
+					return took, last
+				})
 			}
 			if done == 0 {
 				t.Error("no moment of a launch had the fault")
 			}
-			t.Logf("%d times; gorun and all hosts had ended after %v at most", done, worst)
 		})
 	}
 	t.Run("a link is cut", func(t *testing.T) {
 		limit = "6s" // until gorun itself is sent, and when its last byte has been, nothing else bounds the wait
 		for k := range 2 {
-			j = launch()
-			moment := time.NewTimer(whole * time.Duration(k+1) / 3)
-			<-moment.C
-			begin := time.Now()
-			if err := h.Cut(1); err != nil {
-				t.Fatal(err)
-			}
-			got := j.wait()
-			took := time.Since(begin)
-			if got != 122 && got != 123 || !strings.Contains(j.err.String(), "gorun: host h2") {
-				t.Errorf("moment %d: exit code %d: %s", k, got, j.err.String())
-			}
-			if took > 15*time.Second {
-				t.Errorf("gorun ended after %v", took)
-			}
-			for _, i := range []int{0, 2} {
-				empty(t, h, i, 2*time.Second)
-			}
-			t.Logf("moment %d: gorun ended with %d after %v: %s", k, got, took, j.err.String())
-			if err := h.Join(1); err != nil {
-				t.Fatal(err)
-			}
-			empty(t, h, 1, 20*time.Second)
-			cleanStage(t, h, time.Second)
+			inTime(t, 15*time.Second, 2*time.Second, func() (took, last time.Duration) {
+				j = launch()
+				moment := time.NewTimer(whole * time.Duration(k+1) / 3)
+				<-moment.C
+				begin := time.Now()
+				if err := h.Cut(1); err != nil {
+					t.Fatal(err)
+				}
+				got := j.wait()
+				took = time.Since(begin)
+				if got != 122 && got != 123 || !strings.Contains(j.err.String(), "gorun: host h2") {
+					t.Errorf("moment %d: exit code %d: %s", k, got, j.err.String())
+				}
+				for _, i := range []int{0, 2} {
+					last = max(last, empty(t, h, i))
+				}
+				t.Logf("moment %d: gorun ended with %d: %s", k, got, j.err.String())
+				if err := h.Join(1); err != nil {
+					t.Fatal(err)
+				}
+				cleanStage(t, h, time.Second)
+				return took, last
+			})
 		}
 	})
 }

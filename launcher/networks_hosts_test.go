@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -46,7 +45,7 @@ func TestHostsNetworks(t *testing.T) {
 			if d := cmp.Diff(got, []string{"0 " + first, "1 " + first, "2 " + first}); d != "" {
 				t.Errorf("MASTER_ADDR: -got +want:\n%s", d)
 			}
-			clean(t, h, time.Second)
+			clean(t, h)
 		})
 	}
 }

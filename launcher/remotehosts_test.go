@@ -60,9 +60,13 @@ func copyProgram(from, to string) error {
 type hostsJob struct {
 	t        *testing.T
 	cmd      *exec.Cmd
-	out, err bytes.Buffer
+	out, err bytes.Buffer // err without slow
+	slow     []string     // lines of gorun's, slowLines
 	waited   bool
 }
+
+// slowLines are what gorun says while something takes long, as it may on a busy machine.
+var slowLines = regexp.MustCompile(`(?m)^gorun: (waiting for \d+ of \d+ hosts: .*|sending (gorun|files) to .*|.*; waiting up to \S+ for .* to end)\n`)
 
 // gorunDir is removed at the end of the tests; "" if gorun was not built.
 var gorunDir string
@@ -117,12 +121,16 @@ func (j *hostsJob) run() int { j.t.Helper(); return j.start().wait() }
 // wait waits for gorun's end and returns its exit code.
 func (j *hostsJob) wait() int {
 	j.t.Helper()
-	stuck := time.AfterFunc(60*time.Second, func() { j.cmd.Process.Kill() })
+	stuck := time.AfterFunc(90*time.Second, func() { j.cmd.Process.Signal(syscall.SIGABRT) }) // it tells what it does
 	err := j.cmd.Wait()
 	j.waited = true
 	if !stuck.Stop() {
-		j.t.Fatalf("gorun did not end in 60 s; stderr:\n%s", j.err.String())
+		j.t.Fatalf("gorun did not end in 90 s; stderr:\n%s", j.err.String())
 	}
+	text := j.err.String()
+	j.slow = slowLines.FindAllString(text, -1)
+	j.err.Reset()
+	j.err.WriteString(slowLines.ReplaceAllString(text, ""))
 	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
 		j.t.Fatal(err)
 	}
@@ -196,21 +204,35 @@ func up(t *testing.T, j *hostsJob, h *testhosts.Hosts, slots int) {
 	for i := range h.Hosts {
 		for r := range slots {
 			file := h.Path(i, "/root/up"+strconv.Itoa(i*slots+r))
-			for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(60 * time.Second); ; time.Sleep(time.Millisecond) {
 				if _, err := os.Stat(file); err == nil {
 					break
 				}
 				if time.Now().After(end) {
 					j.cmd.Process.Signal(syscall.SIGABRT) // it tells what it does
-					t.Fatalf("%s: not within 30 s; gorun ended with %d, stderr:\n%s", file, j.wait(), j.err.String())
+					t.Fatalf("%s: not within 60 s; gorun ended with %d, stderr:\n%s", file, j.wait(), j.err.String())
 				}
 			}
 		}
 	}
 }
 
+// inTime tries something until two times are within their bounds: that of gorun's end, and that of the end of what runs on hosts after it. They
+// are what is tested, and the machine may be busy.
+func inTime(t *testing.T, job, hosts time.Duration, try func() (job, hosts time.Duration)) {
+	t.Helper()
+	for range 6 {
+		took, last := try()
+		t.Logf("gorun ended after %v, the hosts were empty %v later", took.Round(time.Millisecond), last.Round(time.Millisecond))
+		if took <= job && last <= hosts || t.Failed() {
+			return
+		}
+	}
+	t.Errorf("in 6 tries gorun did not end within %v, or what ran on hosts not within another %v", job, hosts)
+}
+
 // empty waits until nothing of the job runs on a host any more; it returns how long that took.
-func empty(t *testing.T, h *testhosts.Hosts, i int, bound time.Duration) time.Duration {
+func empty(t *testing.T, h *testhosts.Hosts, i int) time.Duration {
 	t.Helper()
 	begin := time.Now()
 	for {
@@ -221,19 +243,19 @@ func empty(t *testing.T, h *testhosts.Hosts, i int, bound time.Duration) time.Du
 		if len(left) == 0 {
 			return time.Since(begin)
 		}
-		if time.Since(begin) > bound {
-			t.Errorf("on %s there is still after %v: %v", h.Hosts[i].Name, bound, left)
-			return bound
+		if took := time.Since(begin); took > 60*time.Second {
+			t.Errorf("on %s there is still after %v: %v", h.Hosts[i].Name, took, left)
+			return took
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
 // clean fails the test unless the hosts have nothing of the job: no process, no file but the cache, no shared memory.
-func clean(t *testing.T, h *testhosts.Hosts, bound time.Duration) {
+func clean(t *testing.T, h *testhosts.Hosts) {
 	t.Helper()
 	for i := range h.Hosts {
-		empty(t, h, i, bound)
+		empty(t, h, i)
 		for _, dir := range []string{"/root", "/home", "/tmp", "/var/tmp", "/run", "/dev/shm"} {
 			files, err := h.Files(i, dir)
 			if err != nil {
@@ -267,7 +289,7 @@ func TestHostsRun(t *testing.T) {
 		if d := cmp.Diff(got, want); d != "" {
 			t.Errorf("-got +want:\n%s", d)
 		}
-		clean(t, h, time.Second)
+		clean(t, h)
 	})
 	t.Run("places", func(t *testing.T) {
 		// There is no directory of this name on the hosts: the ranks run in one of the job's own.
@@ -288,7 +310,7 @@ func TestHostsRun(t *testing.T) {
 		if want := "gorun: host h2: there is no directory " + j.cmd.Dir + ": the ranks run in /tmp/gorun-"; !strings.Contains(j.err.String(), want) {
 			t.Errorf("stderr %s, want %q in it", j.err.String(), want)
 		}
-		clean(t, h, time.Second)
+		clean(t, h)
 	})
 	t.Run("here and there", func(t *testing.T) {
 		if _, err := exec.LookPath("bash"); err != nil {
@@ -328,7 +350,7 @@ func TestHostsRun(t *testing.T) {
 			t.Errorf("pid %d is left behind", pid)
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
-		clean(t, h, time.Second)
+		clean(t, h)
 	})
 	t.Run("directory missing on one", func(t *testing.T) {
 		for i := range 3 {
@@ -340,7 +362,7 @@ func TestHostsRun(t *testing.T) {
 		if got, want := j.run(), "gorun: host h4: change to working directory /home/data: no such file or directory\n"; got != 126 || j.err.String() != want {
 			t.Errorf("exit code %d, stderr %q, want 126, %q", got, j.err.String(), want)
 		}
-		clean(t, h, time.Second)
+		clean(t, h)
 	})
 	t.Run("two names of one host", func(t *testing.T) {
 		config, err := os.ReadFile(h.SSHConfig)
@@ -356,7 +378,7 @@ func TestHostsRun(t *testing.T) {
 		if got, want := j.run(), "gorun: hosts h2 and other are the same machine; give one of the names, with the slots of both\n"; got != 2 || j.err.String() != want {
 			t.Errorf("exit code %d, stderr %q, want 2, %q", got, j.err.String(), want)
 		}
-		clean(t, h, time.Second)
+		clean(t, h)
 	})
 	t.Run("program missing on one", func(t *testing.T) {
 		if err := os.Rename(h.Path(1, "/root/rank"), h.Path(1, "/root/.cache/gorun/rank")); err != nil {
@@ -367,7 +389,7 @@ func TestHostsRun(t *testing.T) {
 		if got, want := j.run(), "gorun: host h2: run /root/rank: no such file or directory\n"; got != 127 || j.err.String() != want {
 			t.Errorf("exit code %d, stderr %q, want 127, %q", got, j.err.String(), want)
 		}
-		clean(t, h, time.Second)
+		clean(t, h)
 	})
 }
 
@@ -443,37 +465,37 @@ func TestHostsFaults(t *testing.T) {
 				t.Parallel() // it takes 10 s in which nothing happens
 			}
 			h := onHosts(t, 3)
-			j := newHostsJob(t, h, 2, "/root/rank", "rank", "wait").start()
-			up(t, j, h, 2)
-			begin := time.Now()
-			c.fault(t, h, j)
-			if got := j.wait(); got != c.code {
-				t.Errorf("exit code %d, want %d", got, c.code)
-			}
-			took := time.Since(begin)
-			if took > c.job {
-				t.Errorf("gorun ended after %v, want %v at most", took, c.job)
-			}
-			if !regexp.MustCompile(c.err).MatchString(j.err.String()) {
-				t.Errorf("stderr %q, want %s", j.err.String(), c.err)
-			}
-			if m := regexp.MustCompile(`gorun: host h(\d) is lost`).FindStringSubmatch(j.err.String()); m != nil {
-				lost, _ := strconv.Atoi(m[1])
-				for r := range 6 {
-					if r/2 != lost-1 && !regexp.MustCompile(fmt.Sprintf(`(?m)^rank %d: .*\bh%d\b`, r, lost)).MatchString(j.err.String()) {
-						t.Errorf("rank %d does not say that host h%d is lost", r, lost)
+			inTime(t, c.job, c.hosts, func() (took, last time.Duration) {
+				noMarks(t, h)
+				j := newHostsJob(t, h, 2, "/root/rank", "rank", "wait").start()
+				up(t, j, h, 2)
+				begin := time.Now()
+				c.fault(t, h, j)
+				if got := j.wait(); got != c.code {
+					t.Errorf("exit code %d, want %d", got, c.code)
+				}
+				took = time.Since(begin)
+				if !regexp.MustCompile(c.err).MatchString(j.err.String()) {
+					t.Errorf("stderr %q, want %s", j.err.String(), c.err)
+				}
+				if m := regexp.MustCompile(`gorun: host h(\d) is lost`).FindStringSubmatch(j.err.String()); m != nil {
+					lost, _ := strconv.Atoi(m[1])
+					for r := range 6 {
+						if r/2 != lost-1 && !regexp.MustCompile(fmt.Sprintf(`(?m)^rank %d: .*\bh%d\b`, r, lost)).MatchString(j.err.String()) {
+							t.Errorf("rank %d does not say that host h%d is lost", r, lost)
+						}
 					}
 				}
-			}
-			last := time.Duration(0)
-			for i := range h.Hosts {
-				last = max(last, empty(t, h, i, c.hosts))
-			}
-			t.Logf("gorun ended after %v, the hosts were empty %v later; %s", took, last, j.err.String())
-			if c.mend != nil {
-				c.mend(h)
-			}
-			clean(t, h, time.Second)
+				for i := range h.Hosts {
+					last = max(last, empty(t, h, i))
+				}
+				t.Logf("%s", j.err.String())
+				if c.mend != nil {
+					c.mend(h)
+				}
+				clean(t, h)
+				return took, last
+			})
 		})
 	}
 }
@@ -487,21 +509,27 @@ func TestHostsApart(t *testing.T) {
 		t.Run(fmt.Sprintf("from %d to %d", 2-to, to), func(t *testing.T) {
 			t.Parallel()
 			h := onHosts(t, 3)
-			j := newHostsJob(t, h, 1, "/root/rank", "rank", "barriers").start()
-			up(t, j, h, 1)
-			begin := time.Now()
-			if err := h.Blackhole(2-to, to, true); err != nil {
-				t.Fatal(err)
-			}
-			if got := j.wait(); got != 123 || !regexp.MustCompile(`(?m)^gorun: host h[13] is lost: host h[13] has not reached it for 8s; gorun does`).MatchString(j.err.String()) {
-				t.Errorf("exit code %d, stderr %s", got, j.err.String())
-			}
-			took := time.Since(begin)
-			if took > 12*time.Second {
-				t.Errorf("gorun ended after %v", took)
-			}
-			t.Logf("gorun ended after %v: %s", took, j.err.String())
-			clean(t, h, 2*time.Second)
+			inTime(t, 12*time.Second, 2*time.Second, func() (took, last time.Duration) {
+				noMarks(t, h)
+				j := newHostsJob(t, h, 1, "/root/rank", "rank", "barriers").start()
+				up(t, j, h, 1)
+				begin := time.Now()
+				if err := h.Blackhole(2-to, to, true); err != nil {
+					t.Fatal(err)
+				}
+				if got := j.wait(); got != 123 || !regexp.MustCompile(`(?m)^gorun: host h[13] is lost: host h[13] has not reached it for 8s; gorun does`).MatchString(j.err.String()) {
+					t.Errorf("exit code %d, stderr %s", got, j.err.String())
+				}
+				took = time.Since(begin)
+				for i := range h.Hosts {
+					last = max(last, empty(t, h, i))
+				}
+				if err := h.Blackhole(2-to, to, false); err != nil {
+					t.Fatal(err)
+				}
+				clean(t, h)
+				return took, last
+			})
 		})
 	}
 }
@@ -537,7 +565,7 @@ func TestHostsNotLost(t *testing.T) {
 	if got := j.wait(); got != 0 || j.err.Len() > 0 {
 		t.Errorf("exit code %d, stderr %q, want 0", got, j.err.String())
 	}
-	clean(t, h, time.Second)
+	clean(t, h)
 }
 
 // Many hosts at once; how long it takes is in the log.
@@ -566,5 +594,5 @@ func TestHostsMany(t *testing.T) {
 			}
 		}
 	}
-	clean(t, h, time.Second)
+	clean(t, h)
 }

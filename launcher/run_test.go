@@ -152,10 +152,13 @@ func (n *fakeNode) Stacks(context.Context) map[int][]byte { return nil }
 func (n *fakeNode) Over()                                 {}
 func (n *fakeNode) Unreached(time.Duration) []int         { return nil }
 
+// startedTogether is the begin of a script of three ranks: none goes on before all are there, as the files pid0 to pid2 say.
+const startedTogether = `echo $$ >tmp$GORUN_RANK; mv tmp$GORUN_RANK pid$GORUN_RANK; until [ -e pid0 -a -e pid1 -a -e pid2 ]; do sleep 0.01; done; `
+
 func TestNodeHearsOfExits(t *testing.T) {
 	n := &fakeNode{joined: map[int][2]bool{0: {true, false}}}
 	var cfg node.Config
-	p := planOf(t, Job{NP: 3}, `case $GORUN_RANK in 0) echo $GORUN_CONTROL; exit 0;; 1) sleep 0.3; exit 4;; 2) sleep 1000;; esac`)
+	p := planOf(t, Job{NP: 3}, startedTogether+`case $GORUN_RANK in 0) echo $GORUN_CONTROL; exit 0;; 1) until grep -q '^State:.Z' /proc/$(cat pid0)/status; do sleep 0.01; done; sleep 0.3; exit 4;; 2) sleep 1000;; esac`)
 	s := &sink{}
 	acct := Run(t.Context(), p, Options{Stdout: s, start: func(_ context.Context, c node.Config) (control, error) { cfg = c; return n, nil }})
 	want := []string{"0: 0 exited with code 0", "1: 4 exited with code 4", "2: 143 killed by SIGTERM"}
@@ -215,7 +218,7 @@ func TestSuspectIsLeftAlone(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := &fakeNode{ended: []int{1, 0}, joined: map[int][2]bool{1: {true, true}}}
-			p := planOf(t, Job{NP: 3, KillGrace: c.grace}, `echo $$ >tmp$GORUN_RANK; mv tmp$GORUN_RANK pid$GORUN_RANK; until [ -e pid0 -a -e pid1 -a -e pid2 ]; do sleep 0.01; done; `+c.script)
+			p := planOf(t, Job{NP: 3, KillGrace: c.grace}, startedTogether+c.script)
 			acct := Run(t.Context(), p, Options{start: func(context.Context, node.Config) (control, error) { return n, nil }})
 			if acct.Code != c.code || acct.Cause != c.cause || !strings.Contains(acct.Summary(), c.sub) {
 				t.Errorf("code %d, cause %d, %q; want %d, %d, %q", acct.Code, acct.Cause, acct.Summary(), c.code, c.cause, c.sub)
@@ -228,7 +231,7 @@ func TestSuspectIsLeftAlone(t *testing.T) {
 // A rank that others blame is left alone, too, although the job has not lost it.
 func TestBlamedIsLeftAlone(t *testing.T) {
 	n := &fakeNode{said: []node.Suspicion{{By: 0, Rank: 1}}}
-	p := planOf(t, Job{NP: 3}, `case $GORUN_RANK in 0) sleep 0.2; exit 1;; 1) trap 'exit 3' TERM; sleep 0.8; exit 7;; 2) exec sleep 1000;; esac`)
+	p := planOf(t, Job{NP: 3}, startedTogether+`case $GORUN_RANK in 0) sleep 0.2; exit 1;; 1) trap 'exit 3' TERM; until grep -q '^State:.Z' /proc/$(cat pid0)/status; do sleep 0.01; done; sleep 0.6; exit 7;; 2) exec sleep 1000;; esac`)
 	acct := Run(t.Context(), p, Options{start: func(context.Context, node.Config) (control, error) { return n, nil }})
 	if want := "then: rank 0 exited with code 1; rank 2 ended by gorun (SIGTERM)\n"; acct.Code != 7 || acct.Cause != 1 || !strings.Contains(acct.Summary(), want) {
 		t.Errorf("code %d, cause %d, %q; want 7, 1, %q", acct.Code, acct.Cause, acct.Summary(), want)

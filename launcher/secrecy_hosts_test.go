@@ -316,7 +316,7 @@ func TestHostsSecrecy(t *testing.T) {
 	for i := range h.Hosts {
 		os.Remove(h.Path(i, "/tmp/intruder"))
 	}
-	clean(t, h, time.Second)
+	clean(t, h)
 }
 
 // listening lists the TCP ports in the network of a process, but for sshd's.

@@ -56,9 +56,9 @@ func write(t *testing.T, file, text string, mode os.FileMode) {
 }
 
 // cleanStage fails the test if anything of a job is left on the hosts.
-func cleanStage(t *testing.T, h *testhosts.Hosts, bound time.Duration) {
+func cleanStage(t *testing.T, h *testhosts.Hosts, _ time.Duration) {
 	t.Helper()
-	clean(t, h, bound)
+	clean(t, h)
 	for i := range h.Hosts {
 		for _, dir := range []string{"/root", "/home", "/tmp", "/var/tmp", "/run", "/dev/shm"} {
 			found, err := exec.Command("find", h.Path(i, dir), "-name", "*gorun-job-*").Output()

@@ -22,7 +22,17 @@ import (
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(patient{m}) }
+
+// patient are the tests, and then a wait: memberlist waits for none of its last probes, which take some seconds where packets were lost.
+type patient struct{ *testing.M }
+
+func (p patient) Run() int {
+	code := p.M.Run()
+	for end := time.Now().Add(time.Minute); goleak.Find() != nil && time.Now().Before(end); {
+	}
+	return code
+}
 
 // network is what the members of a test have between them: memberlist's mock or loopback sockets, with
 // faults.
@@ -392,9 +402,9 @@ func (c *cluster) close() {
 // until waits, bounded, for a state that others bring about.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(40 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(60 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not in 40 s: %s", what)
+			t.Fatalf("not in 60 s: %s", what)
 		}
 	}
 }

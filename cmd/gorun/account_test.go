@@ -69,6 +69,10 @@ const after = `echo $$ >$RANKDIR/tmp$RANK; mv $RANKDIR/tmp$RANK $RANKDIR/pid$RAN
 after() { until [ -e $RANKDIR/pid$1 ]; do sleep 0.01; done; while grep -q '^State:.[^ZX]' /proc/$(cat $RANKDIR/pid$1)/status 2>/dev/null; do sleep 0.01; done; }
 `
 
+// together is shell code: no rank goes on before all have been started.
+const together = `: >$RANKDIR/started$RANK.$GORUN_RESTART; for r in $(seq 0 $((WORLD_SIZE - 1))); do until [ -e $RANKDIR/started$r.$GORUN_RESTART ]; do sleep 0.01; done; done
+`
+
 // Each key of the report is in help report.
 func TestReportIsDocumented(t *testing.T) {
 	words := map[string]bool{}
@@ -102,9 +106,9 @@ func TestExitCodes(t *testing.T) {
 		}{
 			{"1 and 2", after + `case $RANK in 0) exit 1;; 1) after 0; exit 2;; esac; after 1`, 1, 0, "exited with code 1; exited with code 2"},
 			{"2 and 1", after + `case $RANK in 1) exit 2;; 0) after 1; exit 1;; esac; after 0`, 2, 1, "exited with code 1; exited with code 2"},
-			{"255", `[ $RANK = 1 ] && exit 255; sleep 1000`, 255, 1, "ended by gorun (SIGTERM); exited with code 255"},
-			{"fault", `[ $RANK = 0 ] && kill -SEGV $$; sleep 1000`, 139, 0, "was killed by SIGSEGV; ended by gorun (SIGTERM)"},
-			{"abort", `[ $RANK = 0 ] && kill -ABRT $$; sleep 1000`, 134, 0, "was killed by SIGABRT; ended by gorun (SIGTERM)"},
+			{"255", together + `[ $RANK = 1 ] && exit 255; sleep 1000`, 255, 1, "ended by gorun (SIGTERM); exited with code 255"},
+			{"fault", together + `[ $RANK = 0 ] && kill -SEGV $$; sleep 1000`, 139, 0, "was killed by SIGSEGV; ended by gorun (SIGTERM)"},
+			{"abort", together + `[ $RANK = 0 ] && kill -ABRT $$; sleep 1000`, 134, 0, "was killed by SIGABRT; ended by gorun (SIGTERM)"},
 			{"all well", `exit 0`, 0, -1, "exited with code 0; exited with code 0"},
 		} {
 			t.Run(c.name, func(t *testing.T) {
@@ -113,7 +117,7 @@ func TestExitCodes(t *testing.T) {
 				if got := j.run(); got != c.code {
 					t.Errorf("exit code %d, want %d: %s", got, c.code, j.err.String())
 				}
-				j.goneIn(time.Second)
+				j.gone()
 				r := report()
 				// Whether a core was dumped is the machine's matter.
 				ends := strings.ReplaceAll(r.Ranks[0].Cause+"; "+r.Ranks[1].Cause, " (core dumped)", "")
@@ -134,12 +138,12 @@ func TestExitCodes(t *testing.T) {
 func TestOneFailsOthersGoOn(t *testing.T) {
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		t.Run("kill", func(t *testing.T) {
-			j := newJob(t, "-np", "3", "sh", "-c", `[ $RANK = 1 ] && { echo no luck >&2; exit 7; }; sleep 1000`)
+			j := newJob(t, "-np", "3", "sh", "-c", together+`[ $RANK = 1 ] && { echo no luck >&2; exit 7; }; sleep 1000`)
 			report := j.reporting()
 			if got := j.run(); got != 7 {
 				t.Errorf("exit code %d, want 7", got)
 			}
-			j.goneIn(time.Second)
+			j.gone()
 			// The last words are repeated where something came after them: that gorun waits, on a slow machine.
 			if want := regexp.MustCompile(`(?m)^gorun: rank 1 \(host \S+, pid \d+\) exited with code 7 after \S+\n(  its last lines on stderr:\n    no luck\n)?  then: ranks 0,2 ended by gorun \(SIGTERM\)\n\z`); !want.MatchString(j.err.String()) {
 				t.Errorf("stderr %q, want %v", j.err.String(), want)
@@ -181,7 +185,7 @@ func TestOneFailsOthersGoOn(t *testing.T) {
 			if got := j.wait(); got != 7 {
 				t.Errorf("exit code %d, want 7: %s", got, j.err.String())
 			}
-			j.goneIn(time.Second)
+			j.gone()
 			if line := said() + said(); !strings.Contains(line, "exited with code 7 after ") || !strings.HasSuffix(line, "\n  then: interrupted by SIGINT; rank 0 ended by gorun (SIGKILL)\n") {
 				t.Errorf("stderr %q", line)
 			}
@@ -241,7 +245,7 @@ func TestOutOfMemory(t *testing.T) {
 				if got := j.run(); got != 137 {
 					t.Errorf("exit code %d, want 137: %s", got, j.err.String())
 				}
-				j.goneIn(time.Second)
+				j.gone()
 				if r := report(); r.Ranks[1].Cause != c.cause || r.Ranks[1].OOM != strings.Contains(c.cause, "out of memory") || r.Cause != 1 {
 					t.Errorf("report %+v, want %s", r, c.cause)
 				}
@@ -337,22 +341,23 @@ exec unshare -m /bin/sh -c 'mount --make-rprivate / && eval "$HIDE" && exec /bin
 			if got := j.run(); got != c.code || j.err.String() != c.err {
 				t.Errorf("exit code %d, stderr %q, want %d, %q", got, j.err.String(), c.code, c.err)
 			}
-			j.goneIn(2 * time.Second)
+			j.gone()
 		})
 	}
 }
 
-// A rank on a host that is far away fails first; word of another failure, which followed from it, comes first. What counts is when they failed.
+// A rank on a host that is far away fails first; word of another failure, which followed from it, comes first. What counts is when they failed,
+// by what their agents saw when they got to run.
 func TestFirstFailureIsFarAway(t *testing.T) {
 	home := remoteHome(t)
 	const far = 250 * time.Millisecond
-	j := newJob(t, "--rsh", "rank far "+far.String(), "-H", "a,b", "sh", "-c", after+`[ $RANK = 1 ] && exit 7; after 1; exit 8`)
+	j := newJob(t, "--rsh", "rank far "+far.String(), "-H", "a,b", "sh", "-c", after+`[ $RANK = 1 ] && exit 7; after 1; sleep 0.3; exit 8`)
 	j.cmd.Env = append(j.cmd.Env, "HOME="+home, "XDG_CACHE_HOME=")
 	report := j.reporting()
 	if got := j.run(); got != 7 {
 		t.Errorf("exit code %d, want 7: %s", got, j.err.String())
 	}
-	j.goneIn(2 * time.Second)
+	j.gone()
 	r := report()
 	if r.Cause != 1 || r.Ranks[0].Code != 8 || !r.Ranks[1].End.Before(r.Ranks[0].End) {
 		t.Errorf("report %+v", r)

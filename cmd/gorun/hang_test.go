@@ -114,7 +114,7 @@ func TestLook(t *testing.T) {
 			if got := j.wait(); got == 0 {
 				t.Error("exit code 0")
 			}
-			j.goneIn(time.Second)
+			j.gone()
 			if !exists(filepath.Join(j.dir, "sig4-3")) {
 				t.Error("rank 4 got no SIGQUIT")
 			}
@@ -134,24 +134,27 @@ func TestTimeoutTellsStacks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	j := newJob(t, "-np", "8", "--timeout", "5", "--report", report, "--output-dir", filepath.Dir(stacks), "rank", "hang", "3")
-	if got := j.run(); got != launcher.ExitTimeout {
-		t.Errorf("exit code %d", got)
-	}
-	j.gone()
-	want := regexp.MustCompile(`^gorun: what the ranks do after 5\S*s:
+	slowly(t, 3*time.Second, func(d time.Duration) error {
+		j := newJob(t, "-np", "8", "--timeout", d.String(), "--report", report, "--output-dir", filepath.Dir(stacks), "rank", "hang", "3")
+		if got := j.run(); got != launcher.ExitTimeout {
+			t.Errorf("exit code %d", got)
+		}
+		j.gone()
+		want := regexp.MustCompile(`^gorun: what the ranks do after \S+s:
   rank 3 of 8 has not entered barrier #1 of group world: it waits in nothing of gorun; ranks 0-2,4-7 wait for it since \S+ s
   rank 3: main goroutine, sync\.Mutex\.Lock
     sync\.\(\*Mutex\)\.Lock \(sync/mutex\.go:\d+\)
     \S*\.lockForever \(gorun/hang_test\.go:\d+\)
 (?s).*  ranks 0-2,4-7: main goroutine, select
 .*  whole stacks: ` + regexp.QuoteMeta(stacks) + `
-gorun: timeout: the job has run for 5s
+gorun: timeout: the job has run for ` + d.String() + `
   then: ranks 0-7 ended by gorun \(SIGTERM\)
 $`)
-	if !want.MatchString(j.err.String()) {
-		t.Errorf("stderr\n%s\nwant %v", j.err.String(), want)
-	}
+		if !want.MatchString(j.err.String()) {
+			return fmt.Errorf("stderr\n%s\nwant %v", j.err.String(), want)
+		}
+		return nil
+	})
 	var r struct {
 		Hang struct {
 			Lines []string
@@ -188,12 +191,15 @@ $`)
 
 // What many ranks do alike is told once.
 func TestLookAtManyRanks(t *testing.T) {
-	j := newJob(t, "-np", "64", "--timeout", "2s", "sleep", "1000")
-	if got := j.run(); got != launcher.ExitTimeout {
-		t.Errorf("exit code %d", got)
-	}
-	j.gone()
-	if got, want := j.err.String(), "  ranks 0-63: sleep, sleeping in clock_nanosleep\ngorun: timeout"; !strings.Contains(got, want) {
-		t.Errorf("stderr\n%s", got)
-	}
+	slowly(t, time.Second, func(d time.Duration) error {
+		j := newJob(t, "-np", "64", "--timeout", d.String(), "sleep", "1000")
+		if got := j.run(); got != launcher.ExitTimeout {
+			t.Errorf("exit code %d", got)
+		}
+		j.gone()
+		if got, want := j.err.String(), "  ranks 0-63: sleep, sleeping in clock_nanosleep\ngorun: timeout"; !strings.Contains(got, want) {
+			return fmt.Errorf("stderr\n%s", got)
+		}
+		return nil
+	})
 }

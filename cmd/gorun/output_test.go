@@ -158,7 +158,7 @@ func TestOutputDir(t *testing.T) {
 				if want := "gorun: write output to " + file + " (--output-dir): no space left on device\n"; got != 125 || !strings.HasPrefix(j.err.String(), want) {
 					t.Errorf("exit code %d, stderr %q, want 125, %q", got, j.err.String(), want)
 				}
-				j.goneIn(2 * time.Second)
+				j.gone()
 			}
 		})
 	})
@@ -461,7 +461,7 @@ func TestSlowReader(t *testing.T) {
 		if d > 5*time.Second {
 			t.Errorf("ended %v after Ctrl-C", d)
 		}
-		j.goneIn(2 * time.Second)
+		j.gone()
 	})
 }
 
@@ -577,7 +577,7 @@ func TestReaderGoes(t *testing.T) {
 			if got := j.wait(); got != 141 || j.err.Len() > 0 {
 				t.Errorf("%v: exit code %d, stderr %q, want 141", flags, got, j.err.String())
 			}
-			j.goneIn(2 * time.Second)
+			j.gone()
 		}
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -203,7 +202,7 @@ func placedInQuota(t *testing.T) {
 	args := append([]string{"-c", `echo 0 >"$0/cgroup.procs" && exec "$@"`, group, j.cmd.Path}, j.cmd.Args[1:]...)
 	j.cmd.Path, j.cmd.Args = "/bin/sh", append([]string{"sh"}, args...)
 	code := j.run()
-	j.goneIn(time.Second)
+	j.gone()
 	if want := "gorun: 2 ranks share 1.5 CPUs (quota of the control group); not bound: --bind-to core needs a core for each rank\n"; code != 0 || j.err.String() != want {
 		t.Errorf("exit code %d, stderr %q, want %q", code, j.err.String(), want)
 	}

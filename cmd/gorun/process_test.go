@@ -26,10 +26,14 @@ import (
 type job struct {
 	t        *testing.T
 	cmd      *exec.Cmd
-	dir      string // where ranks leave marks
-	out, err bytes.Buffer
+	dir      string       // where ranks leave marks
+	out, err bytes.Buffer // err without slow
+	slow     []string     // lines of gorun's, slowLines
 	waited   bool
 }
+
+// slowLines are what gorun says while something takes long, as it may on a busy machine.
+var slowLines = regexp.MustCompile(`(?m)^gorun: (waiting for \d+ of \d+ hosts: .*|sending (gorun|files) to .*|.*; waiting up to \S+ for .* to end)\n`)
 
 // newJob prepares gorun with these arguments. Its ranks, and all that they start, are found again by RANKDIR.
 func newJob(t *testing.T, args ...string) *job {
@@ -66,7 +70,7 @@ func (j *job) start() *job {
 // wait waits for gorun's end and returns its exit code.
 func (j *job) wait() int {
 	j.t.Helper()
-	stuck := time.AfterFunc(60*time.Second, func() {
+	stuck := time.AfterFunc(90*time.Second, func() {
 		for pid, line := range j.processes() {
 			stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 			j.t.Logf("pid %d is %s(stat %s)", pid, line, stat)
@@ -78,8 +82,12 @@ func (j *job) wait() int {
 	err := j.cmd.Wait()
 	j.waited = true
 	if !stuck.Stop() {
-		j.t.Fatalf("gorun did not end in 60 s; stderr:\n%s", j.err.String())
+		j.t.Fatalf("gorun did not end in 90 s; stderr:\n%s", j.err.String())
 	}
+	text := j.err.String()
+	j.slow = slowLines.FindAllString(text, -1)
+	j.err.Reset()
+	j.err.WriteString(slowLines.ReplaceAllString(text, ""))
 	if _, ok := err.(*exec.ExitError); err != nil && !ok {
 		j.t.Fatal(err)
 	}
@@ -96,7 +104,7 @@ func (j *job) run() int { j.t.Helper(); return j.start().wait() }
 func (j *job) until(names ...string) {
 	j.t.Helper()
 	for _, name := range names {
-		j.eventually("mark "+name, 30*time.Second, func() bool { return exists(filepath.Join(j.dir, name)) })
+		j.eventually("mark "+name, 60*time.Second, func() bool { return exists(filepath.Join(j.dir, name)) })
 	}
 }
 
@@ -156,21 +164,18 @@ func alive(pid int) bool {
 	return len(rest) > 0 && rest[0] != 'Z' && rest[0] != 'X'
 }
 
-// gone fails the test unless every process of the job ends within a second. That is the bound which is promised to
-// users; it is far above what it takes (some 10 ms).
-func (j *job) gone() {
+// gone waits until no process of the job is left and returns how long that took. How soon it must be is TestNothingIsLeftInTime's.
+func (j *job) gone() time.Duration {
 	j.t.Helper()
+	begin := time.Now()
 	var left map[int]string
-	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
-		left = j.processes()
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			break
+	for ; time.Since(begin) < 30*time.Second; time.Sleep(time.Millisecond) {
+		if left = j.processes(); len(left) == 0 {
+			return time.Since(begin)
 		}
 	}
-	j.t.Errorf("still there after 1 s: %v", left)
+	j.t.Errorf("still there after 30 s: %v", left)
+	return time.Since(begin)
 }
 
 // keeper is the process id of this gorun's keeper.
@@ -315,13 +320,14 @@ func TestSignals(t *testing.T) {
 	}{
 		{"ctrl-c", []string{"rank", "signals", "2"}, []syscall.Signal{syscall.SIGINT}, 130, []syscall.Signal{syscall.SIGINT}, "gorun: interrupted by SIGINT\n"},
 		{"ctrl-c twice", []string{"--kill-grace", "1h", "rank", "signals"}, []syscall.Signal{syscall.SIGINT, syscall.SIGINT}, 130, []syscall.Signal{syscall.SIGINT}, "ended by gorun (SIGKILL)"},
-		{"ctrl-c, then by time", []string{"--kill-grace", "150ms", "rank", "signals"}, []syscall.Signal{syscall.SIGINT}, 130, []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}, "ended by gorun (SIGKILL)"},
+		{"ctrl-c, then by time", []string{"--kill-grace", "1s", "rank", "signals"}, []syscall.Signal{syscall.SIGINT}, 130, []syscall.Signal{syscall.SIGINT, syscall.SIGTERM}, "ended by gorun (SIGKILL)"},
 		{"term", []string{"rank", "signals", "15"}, []syscall.Signal{syscall.SIGTERM}, 143, []syscall.Signal{syscall.SIGTERM}, "gorun: interrupted by SIGTERM\n"},
 		{"hang up", []string{"rank", "signals", "15"}, []syscall.Signal{syscall.SIGHUP}, 129, []syscall.Signal{syscall.SIGTERM}, "gorun: interrupted by SIGHUP\n"},
 		{"no grace", []string{"--kill-grace", "0", "rank", "signals"}, []syscall.Signal{syscall.SIGTERM}, 143, nil, "ended by gorun (SIGKILL)"},
 		{"forwarded", []string{"rank", "signals", "3"}, []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT}, 0, []syscall.Signal{syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGQUIT}, "gorun: what the ranks do after "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			j := newJob(t, append([]string{"-np", "2"}, c.args...)...).start()
 			j.until(marks("up", 2)...)
 			for i, sig := range c.send {
@@ -578,9 +584,10 @@ func TestStuckReaderOfStderr(t *testing.T) {
 	}{
 		{"term", nil, []syscall.Signal{syscall.SIGTERM}, 143},
 		{"ctrl-c", nil, []syscall.Signal{syscall.SIGINT}, 130},
-		{"timeout", []string{"--timeout", "1s"}, nil, 124},
+		{"timeout", []string{"--timeout", "4s"}, nil, 124},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			j := newJob(t, append(c.args, "-np", "2", "sh", "-c", "exec rank flood >&2")...)
 			r, w, err := os.Pipe()
 			if err != nil {

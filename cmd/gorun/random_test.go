@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gorun-dev/gorun/launcher"
 )
@@ -115,7 +114,7 @@ func randomEndsJob(t *testing.T, home string, seed int) {
 		t.Fatal(err)
 	}
 	got := j.run()
-	j.goneIn(time.Second)
+	j.gone()
 	acct := report()
 	if got != code || acct.Code != code || string(acct.Reason) != reason || acct.Cause != cause {
 		t.Errorf("seed %d: exit code %d, report %+v; want code %d, reason %s, cause %d\nhosts %v, wait %v, script:\n%s\nstderr:\n%s", seed, got, acct, code, reason, cause, hosts, wait, script.String(), j.err.String())

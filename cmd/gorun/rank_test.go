@@ -19,17 +19,23 @@ import (
 )
 
 // rankMain is a rank program for tests. Its first argument says what to do; where two are given as "N:verb", only
-// rank N does it and the others sleep.
+// rank N does it, when the others have been started, and those sleep.
 func rankMain() {
 	rank, _ := strconv.Atoi(os.Getenv("GORUN_RANK"))
 	args := os.Args[1:]
+	dir := os.Getenv("RANKDIR")
 	if n, verb, ok := strings.Cut(args[0], ":"); ok {
 		args[0] = verb
 		if n != strconv.Itoa(rank) {
 			args = []string{"sleep"}
+		} else {
+			for i := range envNumber("GORUN_SIZE") {
+				for i != rank && !exists(filepath.Join(dir, "up"+strconv.Itoa(i))) {
+					time.Sleep(time.Millisecond)
+				}
+			}
 		}
 	}
-	dir := os.Getenv("RANKDIR")
 	mark := func(name string) {
 		// Written whole or not at all.
 		tmp := filepath.Join(dir, "tmp-"+name)

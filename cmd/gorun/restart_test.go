@@ -26,13 +26,13 @@ const startScript = `touch $RANKDIR/start-$RANK-$GORUN_RESTART-$GORUN_JOB_ID; `
 func TestRestart(t *testing.T) {
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		t.Run("until it works", func(t *testing.T) {
-			j := newJob(t, "-np", "2", "--restarts", "3", "sh", "-c", startScript+
+			j := newJob(t, "-np", "2", "--restarts", "3", "sh", "-c", startScript+together+
 				`echo $RANK of $WORLD_SIZE on $GORUN_NODE: $GORUN_RESTART $TORCHELASTIC_RESTART_COUNT; [ $RANK = 1 ] && [ $GORUN_RESTART -lt 2 ] && { echo bad luck >&2; exit 4; }; [ $GORUN_RESTART = 2 ] || sleep 1000`)
 			report := j.reporting()
 			if got := j.run(); got != 0 || j.starts() != 6 {
 				t.Errorf("exit code %d, %d starts, want 0, 6", got, j.starts())
 			}
-			j.goneIn(time.Second)
+			j.gone()
 			got := strings.Split(strings.TrimSpace(j.out.String()), "\n")
 			slices.Sort(got)
 			var want []string
@@ -118,20 +118,26 @@ func TestRestart(t *testing.T) {
 			}
 		})
 		t.Run("the timeout is for all attempts", func(t *testing.T) {
-			j := newJob(t, "-np", "1", "--restarts", "1000000", "--timeout", "1500ms", "sh", "-c", startScript+`sleep 0.2; exit 3`)
-			begin := time.Now()
-			if got := j.run(); got != 124 {
-				t.Errorf("exit code %d, want 124: %s", got, j.err.String())
-			}
-			if n := j.starts(); n < 2 || time.Since(begin) < 1500*time.Millisecond {
-				t.Errorf("%d starts in %v", n, time.Since(begin))
-			}
+			slowly(t, 1500*time.Millisecond, func(d time.Duration) error {
+				j := newJob(t, "-np", "1", "--restarts", "1000000", "--timeout", d.String(), "sh", "-c", startScript+`sleep 0.2; exit 3`)
+				begin := time.Now()
+				if got := j.run(); got != 124 {
+					return fmt.Errorf("exit code %d, want 124: %s", got, j.err.String())
+				}
+				if n := j.starts(); n < 2 || time.Since(begin) < d {
+					return fmt.Errorf("%d starts in %v", n, time.Since(begin))
+				}
+				return nil
+			})
 		})
 		t.Run("nor after it, though a rank failed before", func(t *testing.T) {
-			j := newJob(t, "-np", "2", "--restarts", "5", "--on-fail", "wait", "--timeout", "2s", "sh", "-c", startScript+`[ $RANK = 1 ] && exit 3; sleep 1000`)
-			if got := j.run(); got != 3 || j.starts() != 2 || !strings.HasSuffix(j.err.String(), "\n  then: the job has run for 2s; rank 0 ended by gorun (SIGTERM)\n") {
-				t.Errorf("exit code %d, %d starts, want 3, 2: %s", got, j.starts(), j.err.String())
-			}
+			slowly(t, 500*time.Millisecond, func(d time.Duration) error {
+				j := newJob(t, "-np", "2", "--restarts", "5", "--on-fail", "wait", "--timeout", d.String(), "sh", "-c", startScript+`[ $RANK = 1 ] && exit 3; sleep 1000`)
+				if got := j.run(); got != 3 || j.starts() != 2 || !strings.HasSuffix(j.err.String(), fmt.Sprintf("\n  then: the job has run for %v; rank 0 ended by gorun (SIGTERM)\n", d)) {
+					return fmt.Errorf("exit code %d, %d starts, want 3, 2: %s", got, j.starts(), j.err.String())
+				}
+				return nil
+			})
 		})
 		t.Run("nor where nobody reads", func(t *testing.T) {
 			j := newJob(t, "-np", "2", "--restarts", "5", "--on-fail", "wait", "sh", "-c", startScript+`[ $RANK = 1 ] && exit 3; touch $RANKDIR/up0; while :; do echo; sleep 0.01; done`)
@@ -210,7 +216,7 @@ func TestRestartAfterLostHost(t *testing.T) {
 	if got := j.wait(); got != 0 || j.starts() != 4 {
 		t.Errorf("exit code %d, %d starts, want 0, 4: %s", got, j.starts(), j.err.String())
 	}
-	j.goneIn(2 * time.Second)
+	j.gone()
 	if r := report(); len(r.Attempts) != 1 || r.Attempts[0].Reason != launcher.ReasonHostLost || r.Attempts[0].Code != 123 || r.Reason != launcher.ReasonDone {
 		t.Errorf("report %+v", r)
 	}

@@ -216,7 +216,7 @@ func TestStdinIsNotRead(t *testing.T) {
 				t.Errorf("--stdin %s: exit code %d: %s", who, got, j.err.String())
 			}
 			<-full
-			j.goneIn(2 * time.Second)
+			j.gone()
 		}
 	})
 }

@@ -51,21 +51,28 @@ func TestForwardedSignals(t *testing.T) {
 // Ranks are warned in time before the timeout, and may save what they have.
 func TestTimeoutSignal(t *testing.T) {
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
-		j := newJob(t, "-np", "2", "--timeout", "1h", "--timeout-signal", "USR1@3599.5s", "rank", "signals", "10")
-		if got := j.run(); got != 0 || j.err.String() != "gorun: timeout in 59m59.5s: SIGUSR1 to the ranks\n" {
-			t.Errorf("exit code %d, output %q, stderr %q", got, j.out.String(), j.err.String())
-		}
+		slowly(t, 500*time.Millisecond, func(d time.Duration) error {
+			before := time.Hour - d
+			j := newJob(t, "-np", "2", "--timeout", "1h", "--timeout-signal", "USR1@"+before.String(), "rank", "signals", "10")
+			if got := j.run(); got != 0 || j.err.String() != fmt.Sprintf("gorun: timeout in %v: SIGUSR1 to the ranks\n", before) {
+				return fmt.Errorf("exit code %d, output %q, stderr %q", got, j.out.String(), j.err.String())
+			}
+			return nil
+		})
 	})
 	t.Run("then the timeout", func(t *testing.T) {
-		j := newJob(t, "-np", "2", "--timeout", "600ms", "--timeout-signal", "USR1@300ms", "rank", "signals", "15")
-		if got := j.run(); got != 124 {
-			t.Errorf("exit code %d, want 124: %s", got, j.err.String())
-		}
-		for _, rank := range []string{"0", "1"} {
-			if got, want := j.signals(rank), []syscall.Signal{syscall.SIGUSR1, syscall.SIGTERM}; !slices.Equal(got, want) {
-				t.Errorf("rank %s saw %v, want %v", rank, got, want)
+		slowly(t, 300*time.Millisecond, func(d time.Duration) error {
+			j := newJob(t, "-np", "2", "--timeout", (2 * d).String(), "--timeout-signal", "USR1@"+d.String(), "rank", "signals", "15")
+			if got := j.run(); got != 124 {
+				return fmt.Errorf("exit code %d, want 124: %s", got, j.err.String())
 			}
-		}
+			for _, rank := range []string{"0", "1"} {
+				if got, want := j.signals(rank), []syscall.Signal{syscall.SIGUSR1, syscall.SIGTERM}; !slices.Equal(got, want) {
+					return fmt.Errorf("rank %s saw %v, want %v", rank, got, want)
+				}
+			}
+			return nil
+		})
 	})
 }
 
@@ -323,7 +330,7 @@ func TestShellJobControl(t *testing.T) {
 			if got := j.wait(); got != 0 {
 				t.Errorf("exit code %d: %s", got, term.shows())
 			}
-			j.goneIn(2 * time.Second)
+			j.gone()
 		})
 	}
 }
@@ -380,7 +387,7 @@ func TestRemoteSurroundings(t *testing.T) {
 			if got := j.run(); got != 4 {
 				t.Errorf("exit code %d, want 4: %s", got, j.err.String())
 			}
-			j.goneIn(2 * time.Second)
+			j.gone()
 		})
 	}
 }
