@@ -23,6 +23,7 @@ type agentConfig struct {
 	keeper   *keeper.Keeper
 	ownChild bool         // the process has no children but ours and spare: adopt and end what ranks leave behind
 	spare    map[int]bool // children that are not ours
+	files    bool         // the keeper has files to remove, too: it is stopped behind reap
 	job      string
 }
 
@@ -501,7 +502,7 @@ func (a *agent) adopted() {
 }
 
 // reap ends what is left of the job after all ranks have ended and returns how many processes it killed.
-// It ends the keeper, too: from here on nothing is left for it to do.
+// It ends the keeper, too, if from here on nothing is left for it to do.
 func (a *agent) reap() (killed int) {
 	a.mu.Lock()
 	for i, pid := range a.pids {
@@ -519,7 +520,9 @@ func (a *agent) reap() (killed int) {
 		a.stopKeeper()
 		return n
 	}
-	a.stopKeeper()
+	if !a.cfg.files {
+		a.stopKeeper()
+	}
 	// Whatever a rank left behind is our child now, or a child of one. No child: nothing is left.
 	self := syscall.Getpid()
 	dead := map[int]bool{}
@@ -567,7 +570,7 @@ func (a *agent) reap() (killed int) {
 const reapBound = time.Second
 
 func (a *agent) stopKeeper() {
-	if a.cfg.keeper != nil {
+	if a.cfg.keeper != nil && a.cfg.keeper.PID() != 0 {
 		unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
 		a.cfg.keeper.Stop()
 	}

@@ -88,6 +88,7 @@ type hostConfig struct {
 	ways       bool           // children of this process may be ways to other hosts
 	unreached  func(host int) // the host's node does not reach another one; with several hosts
 	keeper     *keeper.Keeper // one that has begun; nil: start one. The host owns it
+	files      bool           // it has files to remove
 }
 
 // localHost is a hostAgent whose ranks are children of this process.
@@ -207,6 +208,9 @@ func (h *localHost) meet(m meeting) error {
 		r.env = h.cfg.environ(r.rank, h.cfg.job, h.node.Control(), m)
 	}
 	var spare map[int]bool
+	if h.cfg.files {
+		spare = map[int]bool{h.keeper.PID(): true}
+	}
 	if h.cfg.ownProcess && h.cfg.ways {
 		spare = map[int]bool{}
 		for _, p := range keeper.Processes() {
@@ -217,7 +221,7 @@ func (h *localHost) meet(m meeting) error {
 	}
 	var err error
 	h.agent, err = newAgent(agentConfig{ranks: h.cfg.ranks, host: h.cfg.index, events: h.cfg.events, output: h.cfg.output, merge: h.cfg.merge,
-		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, job: h.cfg.job})
+		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, files: h.cfg.files, job: h.cfg.job})
 	return err
 }
 

@@ -21,8 +21,9 @@ import (
 // jobDirPrefix begins the names of jobs' own directories; the job's id and a random part follow.
 const jobDirPrefix = "gorun-job-"
 
-// sharedWait is how long a directory that was made for a file may hold that of another host, which removes it at the same time.
-const sharedWait = 500 * time.Millisecond
+// sharedWait bounds the wait for what other hosts have in directories that this one made: they are told to end at the same time, and need
+// reapBound before. It is less than reapAnswer.
+const sharedWait = 5 * time.Second
 
 // jobFiles is what an agent has put on its host for the job: files in a directory of the job's own, and some elsewhere. All of it goes at the
 // end: by the agent, else by its keeper, else, after both or the machine died, the directory by the next agent that makes one there.
@@ -32,8 +33,22 @@ type jobFiles struct {
 	dir    string   // "": not made
 	lock   *os.File // dir, locked as long as this process lives
 	inside []string // what was put into dir, relative
-	other  []string // files elsewhere, and directories that were made for them, in order
-	shared bool     // another host of the job puts files there, too
+
+	other  []string       // files elsewhere
+	dirs   []string       // directories that were made for them, in order
+	places []string       // where this and other hosts of the job put files elsewhere
+	shared *keeper.Shared // the same; nil: nothing is put there
+}
+
+// any reports whether anything was put, or may have been.
+func (f *jobFiles) any() bool { return f.dir != "" || len(f.other) > 0 || len(f.dirs) > 0 }
+
+// share has it expected that other hosts of the job put these files, too, where directories are shared.
+func (f *jobFiles) share(places []string) {
+	f.places, f.shared = places, keeper.NewShared(f.job)
+	for _, path := range places {
+		f.shared.Add(path)
+	}
 }
 
 // makeDir makes the directory: on a file system with room for need bytes, and where a program runs, if one is to be put there.
@@ -150,13 +165,20 @@ func (f *jobFiles) path(rel string) (string, error) {
 	return file, nil
 }
 
-// elsewhere has a file outside of the directory, or a directory made for one, removed at the end.
-func (f *jobFiles) elsewhere(path string, dir bool) error {
+// elsewhere has a file outside of the directory removed at the end.
+func (f *jobFiles) elsewhere(path string) error {
 	f.other = append(f.other, path)
-	if dir {
-		return f.keeper.RemoveDir(path)
-	}
 	return f.keeper.Remove(path)
+}
+
+// madeDir has a directory that was made for such a file removed at the end.
+func (f *jobFiles) madeDir(path string) error {
+	if f.dirs = append(f.dirs, path); len(f.dirs) == 1 {
+		if err := f.keeper.Share(f.places); err != nil {
+			return err
+		}
+	}
+	return f.keeper.RemoveDir(path)
 }
 
 // made lists the regular files in the directory that were not put there, some of them, and counts them.
@@ -191,20 +213,16 @@ func (f *jobFiles) remove() error {
 		f.lock.Close()
 		f.lock = nil
 	}
-	end := time.Now()
-	if f.shared {
-		end = end.Add(sharedWait)
-	}
 	for _, path := range slices.Backward(f.other) {
-		err := os.Remove(path)
-		for ; errors.Is(err, syscall.ENOTEMPTY) && time.Now().Before(end); err = os.Remove(path) {
-			time.Sleep(10 * time.Millisecond)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
+			f.shared.Stays(path)
 		}
 	}
-	f.other = nil
+	if len(f.dirs) > 0 {
+		errs = append(errs, f.shared.RemoveDirs(f.dirs, sharedWait))
+	}
+	f.other, f.dirs = nil, nil
 	return errors.Join(errs...)
 }
 

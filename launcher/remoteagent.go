@@ -297,6 +297,7 @@ func (s *agentServer) prepare() error {
 		}
 		cfg.ranks = append(cfg.ranks, ar)
 	}
+	cfg.files = s.files.any()
 	if cfg.keeper, s.files.keeper = s.files.keeper, nil; cfg.keeper == nil {
 		if cfg.keeper, err = keeper.StartIn(j.Job, s.session); err != nil {
 			return err

@@ -140,6 +140,13 @@ func (s *agentServer) provide(ctx context.Context) error {
 		return err
 	}
 	s.files.job = s.job.Job
+	var places []string
+	for _, it := range items {
+		if len(it.To) == 0 {
+			places = append(places, filepath.Clean(string(it.At)))
+		}
+	}
+	s.files.share(places)
 	if inDir {
 		if err := s.files.makeDir(need, programInDir); err != nil {
 			return err
@@ -151,18 +158,18 @@ func (s *agentServer) provide(ctx context.Context) error {
 	if len(want) > 0 {
 		s.mux.Send(&agentwire.Message{Want: &agentwire.Want{Items: want}})
 	}
-	places := make([]string, len(items))
+	files := make([]string, len(items))
 	for _, i := range want {
-		if places[i], err = s.receive(ctx, i); err != nil {
+		if files[i], err = s.receive(ctx, i); err != nil {
 			return err
 		}
 	}
 	for i, it := range items {
 		switch {
-		case places[i] != "":
+		case files[i] != "":
 		case !there[i]:
-			from := places[first[string(it.Sum)]]
-			places[i], err = s.put(it, func(w io.Writer) error { return copyFile(ctx, w, from) })
+			from := files[first[string(it.Sum)]]
+			files[i], err = s.put(it, func(w io.Writer) error { return copyFile(ctx, w, from) })
 		case s.ownDir && len(it.To) > 0:
 			var link string
 			if link, err = s.files.path(string(it.To)); err == nil {
@@ -175,7 +182,7 @@ func (s *agentServer) provide(ctx context.Context) error {
 	}
 	for i := range s.job.Programs {
 		if p := &s.job.Programs[i]; p.Item > 0 && p.Item <= len(items) && !there[p.Item-1] {
-			p.Path = []byte(places[p.Item-1])
+			p.Path = []byte(files[p.Item-1])
 		}
 	}
 	return nil
@@ -197,6 +204,9 @@ func (s *agentServer) same(ctx context.Context, it agentwire.Item, program bool)
 	}
 	_, _, sum, err := fileSum(ctx, at, it.Size)
 	if err != nil || string(sum) != string(it.Sum) {
+		if _, err := os.Lstat(at); errors.Is(err, fs.ErrNotExist) {
+			return err // another job has removed it meanwhile
+		}
 		return errOther
 	}
 	if program && (executable(at) != nil || fits(filepath.Dir(at), 0, true) != nil) {
@@ -258,38 +268,40 @@ func (s *agentServer) put(it agentwire.Item, write func(io.Writer) error) (strin
 		if err != nil {
 			return "", err
 		}
-		return file, writeFile(file, mode, write)
+		f, err := create(file, mode)
+		if err != nil {
+			return "", err
+		}
+		err = write(f)
+		return file, errors.Join(err, f.Close())
 	}
 	at := string(it.At)
 	if !filepath.IsAbs(at) || strings.Contains(at, "\n") {
 		return "", fmt.Errorf("--stage %q: not an absolute path without line ends", at)
 	}
-	if err := s.makeDirs(filepath.Dir(at)); err != nil {
+	// Complete, or not at all; and nothing is replaced that came meanwhile.
+	tmp := filepath.Join(filepath.Dir(at), fmt.Sprintf("%s%s-%d-%d", keeper.TempName, s.job.Job, s.job.Node, os.Getpid()))
+	if err := s.files.elsewhere(tmp); err != nil {
+		return "", err
+	}
+	f, err := createIn(func() error { return s.makeDirs(filepath.Dir(at)) }, tmp, mode)
+	if err != nil {
 		return "", fmt.Errorf("--stage %s: %w", at, err)
 	}
-	// Complete, or not at all; and nothing is replaced that came meanwhile.
-	tmp := filepath.Join(filepath.Dir(at), fmt.Sprintf(".%s%s-%d-%d", jobDirPrefix, s.job.Job, s.job.Node, os.Getpid()))
-	if err := s.files.elsewhere(tmp, false); err != nil {
+	err = write(f)
+	if err := errors.Join(err, f.Close()); err != nil {
 		return "", err
 	}
-	if err := writeFile(tmp, mode, write); err != nil {
-		return "", err
-	}
-	err := os.Link(tmp, at)
-	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) { // no hard links on this file system
-		err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, at, unix.RENAME_NOREPLACE)
-	}
+	ours, err := publish(tmp, at, func() error { return s.same(context.Background(), it, false) })
 	switch {
-	case err == nil:
-		if err := s.files.elsewhere(at, false); err != nil {
+	case err == errOther:
+		return "", fmt.Errorf("--stage %s: there is another file of that name, and it is not replaced", at)
+	case err != nil:
+		return "", fmt.Errorf("--stage %s: %w", at, err)
+	case ours:
+		if err := s.files.elsewhere(at); err != nil {
 			return "", err
 		}
-	case !errors.Is(err, fs.ErrExist):
-		return "", fmt.Errorf("--stage %s: %w", at, err)
-	case s.same(context.Background(), it, false) != nil:
-		return "", fmt.Errorf("--stage %s: there is another file of that name, and it is not replaced", at)
-	default: // another host with this file system has put the same
-		s.files.shared = true
 	}
 	if err := os.Remove(tmp); !errors.Is(err, fs.ErrNotExist) {
 		return at, err
@@ -311,22 +323,71 @@ func (s *agentServer) makeDirs(dir string) error {
 		}
 		return err
 	}
-	return s.files.elsewhere(dir, true)
+	return s.files.madeDir(dir)
 }
 
-// writeFile makes a file; what is there is an error.
-func writeFile(file string, mode fs.FileMode, write func(io.Writer) error) error {
-	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY|unix.O_NOFOLLOW, mode)
-	if err != nil {
-		return err
+// maxTries bounds how often something is tried again that the end of another job has undone.
+const maxTries = 100
+
+// createIn makes a file in a directory that dirs makes, with those above it. The end of another job that had made one of them removes it if it
+// is empty at that moment; then dirs is called again.
+func createIn(dirs func() error, file string, mode fs.FileMode) (*os.File, error) {
+	for try := 1; ; try++ {
+		err := dirs()
+		if err == nil {
+			var f *os.File
+			if f, err = create(file, mode); err == nil {
+				return f, nil
+			}
+		}
+		if !errors.Is(err, fs.ErrNotExist) || try == maxTries {
+			return nil, err
+		}
 	}
-	err = write(f)
-	return errors.Join(err, f.Close())
 }
 
-// unstage removes the job's files, behind the last of its processes.
+// create makes a file; what is there is an error.
+func create(file string, mode fs.FileMode) (*os.File, error) {
+	return os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY|unix.O_NOFOLLOW, mode)
+}
+
+// publish gives a complete file its name, at. It is not ours if it is there: same says whether it is the very file, for another host with this file
+// system may have put it; a removed one is put again.
+func publish(tmp, at string, same func() error) (ours bool, err error) {
+	for try := 1; ; try++ {
+		err := os.Link(tmp, at)
+		if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) { // no hard links on this file system
+			err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, at, unix.RENAME_NOREPLACE)
+		}
+		if err == nil || !errors.Is(err, fs.ErrExist) {
+			return err == nil, err
+		}
+		if one(tmp, at) { // NFS did it, and was asked again as the answer was lost
+			return true, nil
+		}
+		if err = same(); !errors.Is(err, fs.ErrNotExist) || try == maxTries {
+			return false, err
+		}
+	}
+}
+
+// one reports whether two names are of one file.
+func one(a, b string) bool {
+	x, err := os.Lstat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Lstat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+// unstage removes the job's files, behind the last of its processes. Behind them its keeper has nothing left to do: the same places may soon be
+// another job's.
 func (s *agentServer) unstage() {
 	if err := s.files.remove(); err != nil {
 		s.log("remove the job's files: %v", err)
+	}
+	if s.host != nil && s.host.agent != nil {
+		s.host.agent.stopKeeper()
 	}
 }

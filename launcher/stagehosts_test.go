@@ -380,26 +380,79 @@ func TestStageShared(t *testing.T) {
 	for _, f := range []string{"/data/f", "/data/g"} {
 		write(t, dir+f, f, 0o600)
 	}
-	for range 5 {
-		j := stageJob(t, h, dir, "--stage", "data/f", "--stage", dir+"/data/f", "--stage", dir+"/data/g", "./where", dir+"/data/g")
-		if got := j.run(); got != 0 || j.err.Len() > 0 {
-			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
-		}
-		names := regexp.MustCompile(`/tmp/gorun-job-\S*/where`).FindAllString(j.out.String(), -1)
-		if len(names) != 2 || names[0] == names[1] {
-			t.Errorf("output %q, want two directories", j.out.String())
-		}
-		for _, line := range j.lines() {
-			// There is a directory of that name when the other host has made it.
-			if !regexp.MustCompile(`^h\d /tmp/JOB/where (/tmp/JOB|` + dir + `) /data/g$`).MatchString(line) {
-				t.Errorf("line %q", line)
-			}
-		}
-		cleanStage(t, h, time.Second)
-		if left, err := os.ReadDir(shared); err != nil || len(left) > 0 {
-			t.Errorf("left: %v %v", left, err)
-		}
+	// gone waits until nothing is left, by the keepers at last.
+	gone := func(t *testing.T) {
+		t.Helper()
+		eventually(t, "the end of what was put", func() bool {
+			left, err := os.ReadDir(shared)
+			return err == nil && len(left) == 0
+		})
+		cleanStage(t, h, 10*time.Second)
 	}
+	files := []string{"--stage", "data/f", "--stage", dir + "/data/f", "--stage", dir + "/data/g"}
+	t.Run("in order", func(t *testing.T) {
+		for range 2 {
+			j := stageJob(t, h, dir, append(files, "./where", dir+"/data/g")...)
+			if got := j.run(); got != 0 || j.err.Len() > 0 {
+				t.Fatalf("exit code %d, stderr %s", got, j.err.String())
+			}
+			names := regexp.MustCompile(`/tmp/gorun-job-\S*/where`).FindAllString(j.out.String(), -1)
+			if len(names) != 2 || names[0] == names[1] {
+				t.Errorf("output %q, want two directories", j.out.String())
+			}
+			for _, line := range j.lines() {
+				// There is a directory of that name when the other host has made it.
+				if !regexp.MustCompile(`^h\d /tmp/JOB/where (/tmp/JOB|` + dir + `) /data/g$`).MatchString(line) {
+					t.Errorf("line %q", line)
+				}
+			}
+			if left, err := os.ReadDir(shared); err != nil || len(left) > 0 {
+				t.Errorf("left: %v %v", left, err)
+			}
+			cleanStage(t, h, time.Second)
+		}
+	})
+	t.Run("gorun is killed", func(t *testing.T) {
+		j := stageJob(t, h, dir, append(files, "sh", "-c", "touch /root/up$GORUN_RANK; exec sleep 1000")...)
+		j.start()
+		up(t, j, h, 1)
+		j.cmd.Process.Kill()
+		j.wait()
+		gone(t)
+	})
+	// What a host still waits for when its agent is killed, its keeper waits for.
+	t.Run("agents are killed while they remove", func(t *testing.T) {
+		another := dir + "/data/.gorun-job-$GORUN_JOB_ID-9-1" // as a third host makes it
+		j := stageJob(t, h, dir, append(files, "sh", "-c", "touch "+another+"; touch /root/late$GORUN_RANK; until [ -e /tmp/go ]; do sleep 0.02; done")...)
+		j.start()
+		for i := range h.Hosts {
+			eventually(t, "a rank", func() bool {
+				_, err := os.Stat(h.Path(i, "/root/late"+strconv.Itoa(i)))
+				return err == nil
+			})
+			os.Remove(h.Path(i, "/root/late"+strconv.Itoa(i)))
+		}
+		agents := []int{agentOn(t, h, 0), agentOn(t, h, 1)}
+		data := filepath.Join(shared, strings.TrimPrefix(dir, "/tmp"), "data")
+		write(t, shared+"/go", "", 0o600)
+		eventually(t, "the end of the job's files", func() bool {
+			left, err := os.ReadDir(data)
+			return err == nil && len(left) == 1
+		})
+		for _, pid := range agents {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+		j.wait()
+		os.Remove(shared + "/go")
+		left, err := filepath.Glob(data + "/.gorun-job-*-9-1")
+		if err != nil || len(left) != 1 {
+			t.Fatalf("%v %v, want what stands for a third host's", left, err)
+		}
+		if err := os.Remove(left[0]); err != nil {
+			t.Error(err)
+		}
+		gone(t)
+	})
 }
 
 // big makes a file that does not compress.

@@ -143,8 +143,19 @@ func (k *Keeper) Sessions(pids []int) error {
 // holds no newline.
 func (k *Keeper) Remove(path string) error { return k.send("remove " + path + "\n") }
 
-// RemoveDir is Remove for a directory that is to go only if it is empty. The paths go in the reverse order of the calls.
+// RemoveDir is Remove for a directory that is to go only if it is empty. Directories go behind all else, in the reverse order of the calls.
 func (k *Keeper) RemoveDir(path string) error { return k.send("rmdir " + path + "\n") }
+
+// Share tells the keeper of files that other hosts of the job may have put into directories of RemoveDir: see Shared.
+func (k *Keeper) Share(paths []string) error {
+	var b []byte
+	for _, path := range paths {
+		b = append(b, "share "...)
+		b = append(b, path...)
+		b = append(b, '\n')
+	}
+	return k.send(string(b))
+}
 
 func (k *Keeper) send(s string) error {
 	for b := []byte(s); len(b) > 0; {
@@ -204,13 +215,16 @@ func serve(session int) {
 	if o.job != "" {
 		Sweep(o.job, o.sessions, killBound)
 	}
+	shared := NewShared(o.job)
+	for _, path := range o.shared {
+		shared.Add(path)
+	}
 	for i := len(o.paths) - 1; i >= 0; i-- {
-		if o.paths[i].onlyEmpty {
-			syscall.Rmdir(o.paths[i].name)
-		} else {
-			removeAll(o.paths[i].name)
+		if !removeAll(o.paths[i]) {
+			shared.Stays(o.paths[i])
 		}
 	}
+	shared.RemoveDirs(o.dirs, othersBound)
 }
 
 // agentSpeaks waits until descriptor 0 can be read: the agent said something, or has ended. Where the session ends and nothing comes for
@@ -271,18 +285,15 @@ func cut(s []byte, at byte) (before, after []byte, found bool) {
 	return s, nil, false
 }
 
-// orders is what the keeper has been told, a line each: "job ID", "session PID", "remove PATH", "rmdir PATH", "done".
+// orders is what the keeper has been told, a line each: "job ID", "session PID", "remove PATH", "rmdir PATH", "share PATH",
+// "done".
 type orders struct {
 	job      string
 	sessions map[int]bool
-	paths    []path
-	part     []byte // of a line
-}
-
-// path is what is to be removed.
-type path struct {
-	name      string
-	onlyEmpty bool
+	paths    []string // to be removed
+	dirs     []string // to be removed if they are empty
+	shared   []string // places of other hosts' files in these
+	part     []byte   // of a line
 }
 
 // feed takes the next bytes from the pipe and reports whether the job is over.
@@ -305,12 +316,22 @@ func (o *orders) feed(data []byte) (done bool) {
 				}
 				o.sessions[pid] = true
 			}
-		case "remove", "rmdir":
-			if len(arg) > 1 && arg[0] == '/' {
-				o.paths = append(o.paths, path{string(arg), string(verb) == "rmdir"})
-			}
+		case "remove":
+			o.paths = addPath(o.paths, arg)
+		case "rmdir":
+			o.dirs = addPath(o.dirs, arg)
+		case "share":
+			o.shared = addPath(o.shared, arg)
 		case "done":
 			return true
 		}
 	}
+}
+
+// addPath adds a path that is absolute.
+func addPath(list []string, path []byte) []string {
+	if len(path) > 1 && path[0] == '/' {
+		list = append(list, string(path))
+	}
+	return list
 }

@@ -2,21 +2,22 @@ package keeper
 
 import "syscall"
 
-// removeAll removes a file, or a directory with all in it; what cannot be removed stays. Symbolic links are not followed.
-func removeAll(path string) {
+// removeAll removes a file, or a directory with all in it; what cannot be removed stays, and makes it false. Symbolic links are not followed.
+func removeAll(path string) bool {
 	var st syscall.Stat_t
-	if syscall.Lstat(path, &st) != nil {
-		return
+	if err := syscall.Lstat(path, &st); err != nil {
+		return err == syscall.ENOENT
 	}
 	if st.Mode&syscall.S_IFMT != syscall.S_IFDIR {
-		syscall.Unlink(path)
-		return
+		err := syscall.Unlink(path)
+		return err == nil || err == syscall.ENOENT
 	}
 	syscall.Chmod(path, 0o700) // a rank may have closed a directory to itself
 	for _, name := range entries(path) {
 		removeAll(path + "/" + name)
 	}
-	syscall.Rmdir(path)
+	err := rmdir(path)
+	return err == nil || err == syscall.ENOENT
 }
 
 // entries are the names in a directory.

@@ -121,15 +121,20 @@ func TestForeignProc(t *testing.T) {
 }
 
 func TestOrders(t *testing.T) {
-	const all = "job ab12\nsession 17\nsession 0\nsession -4\nsession 1\nsession x\nunknown\nsession 18\n"
-	want := orders{job: "ab12", sessions: map[int]bool{17: true, 18: true}}
+	const all = "job ab12\nsession 17\nsession 0\nsession -4\nsession 1\nsession x\nunknown\nsession 18\n" +
+		"remove /a b\nremove c\nrmdir /d\nrmdir /\nshare /d/e\nrmdir /f\nshare \n"
+	want := orders{job: "ab12", sessions: map[int]bool{17: true, 18: true}, paths: []string{"/a b"}, dirs: []string{"/d", "/f"}, shared: []string{"/d/e"}}
 	for cut := range len(all) {
 		var o orders
 		if o.feed([]byte(all[:cut])) || o.feed([]byte(all[cut:])) {
 			t.Fatal("over before done")
 		}
-		if o.job != want.job || !cmp.Equal(o.sessions, want.sessions) || len(o.part) > 0 {
-			t.Errorf("cut at %d: got %+v, want %+v", cut, o, want)
+		if len(o.part) > 0 {
+			t.Errorf("cut at %d: %q stays", cut, o.part)
+		}
+		o.part = nil
+		if d := cmp.Diff(o, want, cmp.AllowUnexported(orders{})); d != "" {
+			t.Errorf("cut at %d: -got +want:\n%s", cut, d)
 		}
 		if o.feed([]byte("do")) || !o.feed([]byte("ne\n")) {
 			t.Errorf("cut at %d: done was not seen", cut)
@@ -167,14 +172,20 @@ func TestSweep(t *testing.T) {
 }
 
 func FuzzOrders(f *testing.F) {
-	f.Add([]byte("job a\nsession 3\ndone\n"), 3)
+	f.Add([]byte("job a\nsession 3\nremove /a\nrmdir /b\nshare /b/c\ndone\n"), 3)
 	f.Fuzz(func(t *testing.T, data []byte, cut int) {
 		var whole, parts orders
 		cut = min(max(cut, 0), len(data))
 		done := whole.feed(data)
 		partDone := parts.feed(data[:cut]) || parts.feed(data[cut:])
-		if done != partDone || !done && !cmp.Equal(whole.sessions, parts.sessions) {
+		if done != partDone || !done && !(cmp.Equal(whole.sessions, parts.sessions) && cmp.Equal(whole.paths, parts.paths) && cmp.Equal(whole.dirs, parts.dirs) && cmp.Equal(whole.shared, parts.shared)) {
 			t.Errorf("in one piece %v %+v, in two %v %+v", done, whole, partDone, parts)
+		}
+		s := NewShared(whole.job)
+		for _, path := range whole.shared {
+			if s.Add(path); !s.files[path] {
+				t.Errorf("%q is not known", path)
+			}
 		}
 		for pid := range whole.sessions {
 			if pid <= 1 {
