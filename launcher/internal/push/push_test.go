@@ -197,6 +197,7 @@ func TestForeignCache(t *testing.T) {
 				t.Errorf("it ran from %s", s.File)
 			}
 			os.Remove(s.File)
+			os.Remove(filepath.Dir(s.File)) // unless something else is in it
 		})
 	}
 }
@@ -242,6 +243,86 @@ func TestAtOnce(t *testing.T) {
 	}
 	wait.Wait()
 	if files := names(t, filepath.Join(dir, ".cache/gorun")); !cmp.Equal(files, []string{"gorun-" + b.Hash()}) {
+		t.Errorf("cache: %v", files)
+	}
+}
+
+// heldWay opens sessions whose first writes pass, up to some bytes; the rest waits until it is let go.
+type heldWay struct {
+	way.Way
+	pass int
+	let  chan struct{}
+}
+
+type heldSession struct {
+	way.Session
+	w    *heldWay
+	left int
+}
+
+func (w *heldWay) Open(ctx context.Context, t way.Target, line string) (way.Session, error) {
+	s, err := w.Way.Open(ctx, t, line)
+	return &heldSession{s, w, w.pass}, err
+}
+
+func (s *heldSession) Write(p []byte) (int, error) {
+	n, err := s.Session.Write(p[:min(len(p), s.left)])
+	if s.left -= n; err != nil || n == len(p) {
+		return n, err
+	}
+	<-s.w.let
+	s.left = 1 << 40
+	m, err := s.Session.Write(p[n:])
+	return n + m, err
+}
+
+// Two hosts with one cache directory, on which the shells have the same process id: what one has sent in part does not disturb the other.
+func TestAtOnceOnTwoHosts(t *testing.T) {
+	if out, err := exec.Command("unshare", "-p", "-f", "true").CombinedOutput(); err != nil {
+		if os.Getenv("GORUN_CI") != "" {
+			t.Fatalf("unshare: %v: %s", err, out)
+		}
+		t.Skipf("unshare: %v: %s", err, out)
+	}
+	dir := home(t)
+	cache := filepath.Join(dir, ".cache/gorun")
+	b := builds(t)
+	w, err := way.NewCommand("unshare -p -f /usr/bin/env HOST=%h /bin/sh -c") // the shell is process 1 of its own
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow := &heldWay{w, 1 << 20, make(chan struct{})}
+	let := sync.OnceFunc(func() { close(slow.let) })
+	defer let()
+	first := make(chan error, 1)
+	go func() {
+		s, err := talk(t, slow, way.Target{Name: "x"}, Options{Builds: b, Stall: time.Minute})
+		if err == nil && (s.File != filepath.Join(cache, "gorun-"+b.Hash()) || !s.Pushed) {
+			err = fmt.Errorf("it started %s, pushed %v", s.File, s.Pushed)
+		}
+		first <- err
+	}()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		if files, _ := filepath.Glob(cache + "/.new-*"); len(files) > 0 {
+			if info, err := os.Stat(files[0]); err == nil && info.Size() > 0 {
+				break
+			}
+		}
+		if time.Now().After(end) {
+			t.Fatal("nothing arrives")
+		}
+	}
+	s, err := talk(t, w, way.Target{Name: "y"}, Options{Builds: b})
+	if err != nil {
+		t.Error(err)
+	} else if want := filepath.Join(cache, "gorun-"+b.Hash()); s.File != want || !s.Pushed {
+		t.Errorf("the second started %s, pushed %v, want %s", s.File, s.Pushed, want)
+	}
+	let()
+	if err := <-first; err != nil {
+		t.Errorf("the first: %v", err)
+	}
+	if files := names(t, cache); !cmp.Equal(files, []string{"gorun-" + b.Hash()}) {
 		t.Errorf("cache: %v", files)
 	}
 }

@@ -13,6 +13,8 @@ package push
 //
 // Each program that it starts is felt when hosts are many, so it starts few: /proc names the architecture since Linux 6.1.
 //
+// What is sent has the mark's name until it is complete: hosts may share the directory, and their shells have the same process id.
+//
 // A cache directory is used only if it is ours alone; else anybody could put a program there for us to run.
 const script = `set -f; m=$1; shift; umask 077; { read -r a </proc/sys/kernel/arch; } 2>/dev/null || a=$(uname -m); case $a in x86_64) a=amd64;; aarch64) a=arm64;; esac; h=; ` +
 	`for p in "$@"; do case $p in $a:*) h=${p#*:};; esac; done; ` +
@@ -27,7 +29,7 @@ const script = `set -f; m=$1; shift; umask 077; { read -r a </proc/sys/kernel/ar
 	`if [ -z "$d" ]; then d=$(mktemp -d "${TMPDIR:-/tmp}/gorun-XXXXXX" 2>/dev/null) || continue; ` +
 	`else e=$(mkdir -p "$d" 2>&1) || { w="$w $e;"; continue; }; fi; ` +
 	`ours "$d" || { w="$w $d is not a directory of ours alone;"; continue; }; ` +
-	`t=$d/.new-$h-$$; { : >"$t"; } 2>/dev/null || { w="$w $d cannot be written;"; continue; }; ` +
+	`t=$d/.new-$m; { : >"$t"; } 2>/dev/null || { w="$w $d cannot be written;"; continue; }; ` +
 	`echo; echo "$m send $g $d"; read -r s z || { rm -f "$t"; exit 1; }; ` +
 	`{ while [ "$s" -gt 0 ]; do b=262144; [ "$s" -lt "$b" ] && b=$s; head -c "$b"; s=$((s-b)); echo "$m got" >&3; done | ` +
 	`{ if [ "$z" = gz ]; then gzip -dc 2>&1 >"$t"; else cat 2>&1 >"$t"; fi; cat >/dev/null; } 3>&- >"$t.log"; } 3>&1; ` +
