@@ -12,8 +12,8 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/cuda/internal/cusys"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // driverDevice is a GPU by the vendor's driver library.
@@ -30,7 +30,7 @@ type driverDevice struct {
 	id       cusys.Device
 	ctx      cusys.Context
 	about    Info
-	settings []dl.Finding // that break graphs
+	settings []gpulib.Finding // that break graphs
 	closed   atomic.Bool
 	gone     atomic.Bool    // the context is lost, with all that is in it
 	hung     atomic.Bool    // and the driver is not asked any more
@@ -113,7 +113,7 @@ func newDriverDevice(dev *Device, p Platform, token string) (*driverDevice, erro
 	if err != nil {
 		return nil, err
 	}
-	_, err = dl.CheckSettings(drv.Vendor().Settings(), environment, false)
+	_, err = gpulib.CheckSettings(drv.Vendor().Settings(), environment, false)
 	if err != nil {
 		return nil, err
 	}
@@ -164,9 +164,9 @@ func environment(name string) (value, from string) {
 }
 
 // graphSettings are the settings under which captured graphs hang.
-func graphSettings(drv *cusys.Driver) ([]dl.Finding, error) {
-	_, err := dl.CheckSettings(drv.Vendor().Settings(), environment, true)
-	var se *dl.SettingError
+func graphSettings(drv *cusys.Driver) ([]gpulib.Finding, error) {
+	_, err := gpulib.CheckSettings(drv.Vendor().Settings(), environment, true)
+	var se *gpulib.SettingError
 	if errors.As(err, &se) {
 		return se.Findings, err
 	}

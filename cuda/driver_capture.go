@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/cuda/internal/cusys"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // driverCaptures are the captures in progress on a device that were begun here.
@@ -164,7 +164,7 @@ func (s *driverStream) capture() *Capture {
 func (s *driverStream) beginCapture(mode CaptureMode) error {
 	const op = "begin capture"
 	if s.g.settings != nil {
-		return &Error{Op: op, Detail: s.String(), Err: &dl.SettingError{Findings: s.g.settings}}
+		return &Error{Op: op, Detail: s.String(), Err: &gpulib.SettingError{Findings: s.g.settings}}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,12 +4,13 @@ import (
 	"testing"
 
 	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 func openLibrary(t testing.TB, path string) *dl.Library {
 	t.Helper()
 	t.Setenv("GORUN_CUDA_TEST_LIB", path)
-	lib, err := dl.Open(dl.Spec{Name: "a test's library", Env: "GORUN_CUDA_TEST_LIB", Symbol: "offset"})
+	lib, err := dl.Open(dl.Spec{Name: "a test's library", Search: gpulib.Search{Env: "GORUN_CUDA_TEST_LIB"}, Symbol: "offset"})
 	check(t, err)
 	t.Cleanup(lib.Close)
 	return lib

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // The keys of [nccl] and [mccl] are the names of the library's variables without its prefix, in lower case. A variable that is not
@@ -37,14 +39,12 @@ var (
 )
 
 // ncclRefused says of settings that break gorun's ranks, and may hang any, why they are not taken. Package nccl refuses them, too.
-func ncclRefused(key, value string) string {
-	switch {
-	case key == "comm_id":
-		return "every unique id becomes the same one, but an id makes only one communicator; gorun passes the ids itself"
-	case (key == "legacy_cuda_register" || key == "legacy_musa_register") && value != "0":
-		return "it registers memory that cannot be shared safely: hangs, faults on abort, and graphs never give it back"
-	case key == "launch_mode" && strings.EqualFold(value, "GROUP"):
-		return "launches wait for the other devices of the process, which a capture does not allow"
+func ncclRefused(table, key, value string) string {
+	prefix := strings.ToUpper(table) + "_"
+	for _, s := range gpulib.CollectiveSettings(prefix) {
+		if s.Name == prefix+strings.ToUpper(key) && s.Effect != gpulib.Warns && s.Bad(value) {
+			return s.Why
+		}
 	}
 	return ""
 }
@@ -78,7 +78,7 @@ func (d *jobDecoder) library(t map[string]any, table string) []Setting {
 		if strings.ContainsRune(value, 0) {
 			d.failf(path, "%s: %q holds a zero byte", key, value)
 		}
-		if why := ncclRefused(key, value); why != "" {
+		if why := ncclRefused(table, key, value); why != "" {
 			d.failf(path, "%s = %s is refused: %s", key, value, why)
 		}
 		if d.has("env", name) {

@@ -33,7 +33,7 @@ func JobSchema() []byte {
 	for table, maker := range map[string]string{"nccl": "NCCL", "mccl": "MCCL"} {
 		keys := map[string]any{}
 		for _, key := range ncclKeys(table) {
-			if s := ncclSchema(key); s != nil {
+			if s := ncclSchema(table, key); s != nil {
 				keys[key] = described(s, strings.ToUpper(table+"_"+key))
 			}
 		}
@@ -132,8 +132,8 @@ func (o *Option) schema() map[string]any {
 	return described(s, text)
 }
 
-// ncclSchema is what [nccl] may have for a key, nil if it is refused whatever it is.
-func ncclSchema(key string) map[string]any {
+// ncclSchema is what [nccl] or [mccl] may have for a key, nil if it is refused whatever it is.
+func ncclSchema(table, key string) map[string]any {
 	list := ncclWords[key]
 	switch {
 	case key == "comm_id":
@@ -147,7 +147,7 @@ func ncclSchema(key string) map[string]any {
 	case list != nil:
 		var words []any
 		for _, w := range list {
-			if ncclRefused(key, w) != "" {
+			if ncclRefused(table, key, w) != "" {
 				continue
 			}
 			words = append(words, w)

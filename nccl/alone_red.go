@@ -4,8 +4,8 @@ import (
 	"errors"
 
 	"github.com/gorun-dev/gorun/cuda"
-	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // A pre-multiplied sum of one rank is no copy. On a GPU the library carries it out, with a communicator of one that the first such reduction makes.
@@ -39,7 +39,7 @@ func (a *alone) openLibrary() error {
 	if err != nil {
 		return err
 	}
-	if _, err := dl.CheckSettings(v.Settings(), v.Lookup(), false); err != nil {
+	if _, err := gpulib.CheckSettings(v.Settings(), v.Lookup(), false); err != nil {
 		return err
 	}
 	l := &library{c: a.c, sys: sys}

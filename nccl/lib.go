@@ -10,8 +10,8 @@ import (
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
-	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // library carries calls out by the vendor's collective library.
@@ -43,7 +43,7 @@ type library struct {
 
 	unable   atomic.Pointer[string] // why there are no windows, nil if there may be
 	graphErr error                  // settings under which captured calls hang
-	warned   []dl.Finding           // settings that the user should know of
+	warned   []gpulib.Finding       // settings that the user should know of
 
 	aborting  sync.Once
 	aborted   chan struct{} // the communicators are gone
@@ -131,19 +131,19 @@ func newLibrary(c *Comm) (*library, error) {
 		return l, err
 	}
 	l.sys = sys
-	found, err := dl.CheckSettings(v.Settings(), v.Lookup(), false)
+	found, err := gpulib.CheckSettings(v.Settings(), v.Lookup(), false)
 	if err != nil {
 		return l, err
 	}
 	l.warned = found
-	var breaks []dl.Finding
+	var breaks []gpulib.Finding
 	for _, f := range found {
-		if f.Effect == dl.BreaksGraphs {
+		if f.Effect == gpulib.BreaksGraphs {
 			breaks = append(breaks, f)
 		}
 	}
 	if breaks != nil {
-		l.graphErr = &dl.SettingError{Findings: breaks}
+		l.graphErr = &gpulib.SettingError{Findings: breaks}
 	}
 	l.mixing = l.decideMixing()
 	l.plain = l.findPlain()

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // Graph mixing is the library's own order between a communicator's captured calls and what else is enqueued with it: other graphs, and eager calls. It costs each captured call two
@@ -120,7 +120,7 @@ func chooseMixing(v *ncclsys.Vendor, version ncclsys.Version, user userSetting, 
 
 // proxies says why the library may move data by its proxies, or order its launches by what mixing does; "": it does not. class is the kernel's directory of
 // devices by class; linked reports whether all devices are joined by a way that no network is faster than.
-func proxies(hosts int, prefix string, look dl.Lookup, class string, linked func() bool) string {
+func proxies(hosts int, prefix string, look gpulib.Lookup, class string, linked func() bool) string {
 	if hosts > 1 {
 		return fmt.Sprintf("there are %d hosts, and the network's proxies want it", hosts)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda/dl/dltest"
 	"github.com/gorun-dev/gorun/nccl"
-	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // beginning is a file with the first bytes of a library, of which more are gone.
@@ -51,7 +51,7 @@ func installed(variable, soname string) string {
 			return found[0]
 		}
 	}
-	for _, c := range ncclsys.NCCL.Spec.Candidates() {
+	for _, c := range gpulib.NCCL.Places(gpulib.Here) {
 		if _, err := os.Stat(c.Path); err == nil && filepath.Base(c.Path) == soname {
 			return c.Path
 		}

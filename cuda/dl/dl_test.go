@@ -16,6 +16,7 @@ import (
 
 	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/cuda/dl/dltest"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 const soname = "libgoruntest.so.2"
@@ -26,8 +27,9 @@ func build(t testing.TB, args ...string) string {
 
 func spec() dl.Spec {
 	return dl.Spec{
-		Name: "Test", Env: "GORUN_TEST_LIB", Sonames: []string{soname}, Symbol: "probe_name", Sole: "libgoruntest.so",
-		HomeEnv: []string{"TEST_HOME"}, HomeLib: []string{"lib64"}, Wheels: []string{"test/lib"},
+		Name: "Test", Symbol: "probe_name", Sole: "libgoruntest.so",
+		Search: gpulib.Search{Env: "GORUN_TEST_LIB", Sonames: []string{soname},
+			HomeEnv: []string{"TEST_HOME"}, HomeLib: []string{"lib64"}, Wheels: []string{"test/lib"}},
 		Foreign: map[string]string{"foreign_mark": "another maker's library"},
 	}
 }

@@ -7,19 +7,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // Spec says what a library is and where it may be.
 type Spec struct {
-	Name    string   // for people: "NCCL"
-	Env     string   // variable that names the file or its folder: if it is set, nothing else is tried
-	Sonames []string // what the system's loader is asked for, best first: "libnccl.so.2"
-	Dirs    []string // folders that the loader may not know
-	HomeEnv []string // variables that name the folder of a toolkit: CUDA_HOME
-	Homes   []string // where a toolkit is when no variable says it
-	HomeLib []string // folders of a toolkit that hold libraries: "lib64"
-	Wheels  []string // folders below site-packages of the active Python: "nvidia/nccl/lib"
-	Last    []string // names tried when all else failed (links of development packages)
+	Name string // for people: "NCCL"
+	gpulib.Search
 
 	// Symbol is a function that only this library has. Its address tells which file was opened.
 	Symbol string
@@ -30,15 +25,9 @@ type Spec struct {
 	Sole string
 }
 
-// Candidate is one place where a library may be.
-type Candidate struct {
-	Path string // absolute, or a bare name for the system's loader
-	From string // "GORUN_NCCL_LIB", "system", "CUDA_HOME"
-}
-
-// Attempt is a candidate that could not be used.
+// Attempt is a place whose library could not be used.
 type Attempt struct {
-	Candidate
+	gpulib.Place
 	Err error
 }
 
@@ -108,14 +97,14 @@ type Library struct {
 	name   string
 	handle uintptr
 	path   string
-	from   Candidate
+	from   gpulib.Place
 	tried  []Attempt
 }
 
-// Open opens the first usable candidate.
+// Open opens the first that can be used.
 func Open(s Spec) (*Library, error) {
 	le := &LoadError{Name: s.Name, Override: s.Env}
-	for _, c := range s.Candidates() {
+	for _, c := range s.Places(gpulib.Here) {
 		l, err := open(s, c)
 		if err == nil {
 			l.tried = le.Tried
@@ -132,17 +121,17 @@ func (l *Library) Name() string { return l.name }
 // Path is the real path of the file that was opened.
 func (l *Library) Path() string { return l.path }
 
-// From is the candidate that worked.
-func (l *Library) From() Candidate { return l.from }
+// From is the place that worked.
+func (l *Library) From() gpulib.Place { return l.from }
 
-// Tried are the candidates before it, that did not.
+// Tried are the places before it, that did not.
 func (l *Library) Tried() []Attempt { return l.tried }
 
 func (l *Library) String() string { return fmt.Sprintf("%s (%s, by %s)", l.name, l.path, l.from.From) }
 
-func open(s Spec, c Candidate) (*Library, error) {
+func open(s Spec, c gpulib.Place) (*Library, error) {
 	if filepath.IsAbs(c.Path) {
-		if err := checkFile(c.Path); err != nil {
+		if err := gpulib.CheckFile(c.Path); err != nil {
 			return nil, err
 		}
 		if s.Sole != "" {

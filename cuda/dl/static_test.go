@@ -15,7 +15,7 @@ func TestStaticBuild(t *testing.T) {
 		t.Skip("the go command is missing: it builds the program that this test looks at")
 	}
 	dir := t.TempDir()
-	const program = "package main\n\nimport (\n\t\"os\"\n\n\t\"github.com/gorun-dev/gorun/cuda/dl\"\n)\n\nfunc main() {\n\t_, err := dl.Open(dl.Spec{Name: \"x\", Sonames: []string{\"libc.so.6\"}, Symbol: \"abs\"})\n\tif err != nil {\n\t\tos.Stdout.WriteString(err.Error())\n\t}\n}\n"
+	const program = "package main\n\nimport (\n\t\"os\"\n\n\t\"github.com/gorun-dev/gorun/cuda/dl\"\n\t\"github.com/gorun-dev/gorun/rankenv/gpulib\"\n)\n\nfunc main() {\n\t_, err := dl.Open(dl.Spec{Name: \"x\", Search: gpulib.Search{Sonames: []string{\"libc.so.6\"}}, Symbol: \"abs\"})\n\tif err != nil {\n\t\tos.Stdout.WriteString(err.Error())\n\t}\n}\n"
 	src := filepath.Join(dir, "main.go")
 	if err := os.WriteFile(src, []byte(program), 0o644); err != nil {
 		t.Fatal(err)

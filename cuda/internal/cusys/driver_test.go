@@ -13,6 +13,7 @@ import (
 
 	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/cuda/dl/dltest"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // fake is a driver library that a test built.
@@ -585,10 +586,10 @@ func TestSettings(t *testing.T) {
 				}
 				return "", ""
 			}
-			if _, err := dl.CheckSettings(v.Settings(), look, true); err == nil || !strings.Contains(err.Error(), name+"=1: ") {
+			if _, err := gpulib.CheckSettings(v.Settings(), look, true); err == nil || !strings.Contains(err.Error(), name+"=1: ") {
 				t.Errorf("%s with graphs: %v", name, err)
 			}
-			if warn, err := dl.CheckSettings(v.Settings(), look, false); err != nil || len(warn) != 1 {
+			if warn, err := gpulib.CheckSettings(v.Settings(), look, false); err != nil || len(warn) != 1 {
 				t.Errorf("%s without graphs: %v, %v", name, warn, err)
 			}
 		}

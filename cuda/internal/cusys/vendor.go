@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // Vendor is a maker of GPUs: where its libraries are and what they do otherwise than CUDA.
@@ -52,16 +53,11 @@ var CUDA = &Vendor{
 	Name: "CUDA",
 	id:   cudaID,
 	Driver: dl.Spec{
-		Name: "the CUDA driver", Env: "GORUN_CUDA_LIB",
-		Sonames: []string{"libcuda.so.1"}, // never libcuda.so, which may be the toolkit's stub
-		Dirs:    []string{"/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"},
-		Symbol:  "cuInit", Sole: "libcuda.so",
+		Name: "the CUDA driver", Search: gpulib.CUDA,
+		Symbol: "cuInit", Sole: "libcuda.so",
 	},
 	Compiler: dl.Spec{
-		Name: "NVRTC", Env: "GORUN_NVRTC_LIB",
-		Sonames: []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"},
-		HomeEnv: []string{"CUDA_HOME", "CUDA_PATH"}, Homes: []string{"/usr/local/cuda"}, HomeLib: []string{"lib64", "lib"},
-		Wheels: []string{"nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"},
+		Name: "NVRTC", Search: gpulib.NVRTC,
 		Symbol: "nvrtcVersion",
 	},
 	Handles:        HandleFD | HandleFabric,
@@ -76,15 +72,11 @@ var MUSA = &Vendor{
 	Name: "MUSA",
 	id:   musaID,
 	Driver: dl.Spec{
-		Name: "the MUSA driver", Env: "GORUN_MUSA_LIB",
-		Sonames: []string{"libmusa.so.1", "libmusa.so"},
-		HomeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, Homes: []string{"/usr/local/musa"}, HomeLib: []string{"lib"},
+		Name: "the MUSA driver", Search: gpulib.MUSA,
 		Symbol: "muInit", Sole: "libmusa.so",
 	},
 	Compiler: dl.Spec{
-		Name: "MTRTC", Env: "GORUN_MTRTC_LIB",
-		Sonames: []string{"libmtrtc.so.1", "libmtrtc.so"},
-		HomeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, Homes: []string{"/usr/local/musa"}, HomeLib: []string{"lib"},
+		Name: "MTRTC", Search: gpulib.MTRTC,
 		Symbol: "mtrtcVersion",
 	},
 	Handles:        HandleFD,
@@ -98,17 +90,11 @@ var HIP = &Vendor{
 	Name: "HIP",
 	id:   hipID,
 	Driver: dl.Spec{
-		Name: "the HIP runtime", Env: "GORUN_HIP_LIB",
-		Sonames: []string{"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"},
-		HomeEnv: []string{"ROCM_PATH", "HIP_PATH"}, Homes: []string{"/opt/rocm"}, HomeLib: []string{"lib"},
-		Wheels: []string{"_rocm_sdk_core/lib"},
+		Name: "the HIP runtime", Search: gpulib.HIP,
 		Symbol: "hipInit", Sole: "libamdhip64.so",
 	},
 	Compiler: dl.Spec{
-		Name: "HIPRTC", Env: "GORUN_HIPRTC_LIB",
-		Sonames: []string{"libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5"},
-		HomeEnv: []string{"ROCM_PATH", "HIP_PATH"}, Homes: []string{"/opt/rocm"}, HomeLib: []string{"lib"},
-		Wheels: []string{"_rocm_sdk_core/lib"},
+		Name: "HIPRTC", Search: gpulib.HIPRTC,
 		Symbol: "hiprtcVersion",
 	},
 	Handles: HandleFD,
@@ -128,19 +114,19 @@ var HIP = &Vendor{
 var Vendors = []*Vendor{CUDA, MUSA, HIP}
 
 // Settings are environment variables of the driver that work against gorun.
-func (v *Vendor) Settings() []dl.Setting {
-	blocking := dl.Setting{Values: []string{"1"}, Effect: dl.BreaksGraphs,
+func (v *Vendor) Settings() []gpulib.Setting {
+	blocking := gpulib.Setting{Values: []string{"1"}, Effect: gpulib.BreaksGraphs,
 		Why: "every launch waits for its end: collectives of captured graphs hang, all others lose their speed"}
 	switch v.id {
 	case musaID:
 		blocking.Name = "MUSA_LAUNCH_BLOCKING"
-		return []dl.Setting{blocking}
+		return []gpulib.Setting{blocking}
 	case hipID:
 		blocking.Name = "HIP_LAUNCH_BLOCKING"
 		serial := blocking
 		serial.Name, serial.Values = "AMD_SERIALIZE_KERNEL", []string{"1", "2", "3"}
-		return []dl.Setting{blocking, serial}
+		return []gpulib.Setting{blocking, serial}
 	}
 	blocking.Name = "CUDA_LAUNCH_BLOCKING"
-	return []dl.Setting{blocking}
+	return []gpulib.Setting{blocking}
 }

@@ -187,7 +187,7 @@ func libraryText(l Library) string {
 func envOf(library string) string {
 	for _, w := range libraries {
 		if w.name == library {
-			return w.env
+			return w.search.Env
 		}
 	}
 	return ""

@@ -9,17 +9,17 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
-// What is shown is what ranks load: the places are looked at in the order in which package dl, which ranks use, looks at them.
+// What is shown is what ranks load: the places are looked at in the order in which ranks look at them.
 func TestSearchOrderIsThatOfRanks(t *testing.T) {
 	dir := t.TempDir()
 	at := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
 	for _, prefix := range []string{"venv", "conda", "py", "home/.local"} {
 		for _, site := range []string{"lib/python3.9/site-packages", "lib/python3.12/site-packages", "lib/python3/dist-packages", "lib64/python3.10/site-packages"} {
 			for _, w := range libraries {
-				for _, wheel := range w.wheels {
+				for _, wheel := range w.search.Wheels {
 					if err := os.MkdirAll(at(prefix, site, wheel), 0o755); err != nil {
 						t.Fatal(err)
 					}
@@ -54,25 +54,20 @@ func TestSearchOrderIsThatOfRanks(t *testing.T) {
 			t.Setenv("HOME", at("home"))
 			h := host{Options{Root: "/", Environ: os.Environ()}}
 			for _, w := range libraries {
-				t.Setenv(w.env, "")
-				spec := dl.Spec{Env: w.env, Sonames: w.sonames, Dirs: w.dirs, HomeEnv: w.homeEnv, Homes: w.homes, HomeLib: w.homeLib, Wheels: w.wheels, Last: w.last}
+				t.Setenv(w.search.Env, "")
 				var got, want []string
-				for _, c := range spec.Candidates() {
+				for _, c := range w.search.Places(gpulib.Here) {
 					if c.From == "system" {
 						c.Path = "by the loader: " + c.Path
 					}
 					want = append(want, c.Path)
 				}
-				for _, c := range h.candidates(w) {
-					if c.from == "system" {
-						c.path = "by the loader: " + filepath.Base(c.path)
-					} else if c.from == "Python's packages" {
-						if _, err := os.Stat(filepath.Dir(c.path)); err != nil {
-							continue
-						}
+				for _, c := range h.candidates(w.search) {
+					if c.From == "system" {
+						c.Path = "by the loader: " + filepath.Base(c.Path)
 					}
-					if !slices.Contains(got, c.path) {
-						got = append(got, c.path)
+					if !slices.Contains(got, c.Path) {
+						got = append(got, c.Path)
 					}
 				}
 				if d := cmp.Diff(strings.Join(got, "\n"), strings.Join(want, "\n")); d != "" {

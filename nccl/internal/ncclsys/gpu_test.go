@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // gpuDriver are the driver's functions that the test needs; package cuda's binding cannot be seen from here.
@@ -24,8 +25,7 @@ type gpuDriver struct {
 
 func openGPUDriver(t *testing.T) *gpuDriver {
 	t.Helper()
-	lib, err := dl.Open(dl.Spec{Name: "the CUDA driver", Env: "GORUN_CUDA_LIB", Sonames: []string{"libcuda.so.1"},
-		Dirs: []string{"/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"}, Symbol: "cuInit", Sole: "libcuda.so"})
+	lib, err := dl.Open(dl.Spec{Name: "the CUDA driver", Search: gpulib.CUDA, Symbol: "cuInit", Sole: "libcuda.so"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestGPU(t *testing.T) {
 			t.Logf("missing: %v", err)
 		}
 	}
-	warn, err := dl.CheckSettings(NCCL.Settings(), NCCL.Lookup(), true)
+	warn, err := gpulib.CheckSettings(NCCL.Settings(), NCCL.Lookup(), true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/cuda/dl/dltest"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // fake is a library that a test built.
@@ -646,11 +647,11 @@ func TestWheelIsFound(t *testing.T) {
 	t.Setenv("VIRTUAL_ENV", venv)
 	s := NCCL.Spec
 	var found bool
-	for _, c := range s.Candidates() {
+	for _, c := range s.Places(gpulib.Here) {
 		found = found || c.Path == filepath.Join(dir, "libnccl.so.2") && c.From == "wheel of VIRTUAL_ENV"
 	}
 	if !found {
-		t.Errorf("the wheel is not among %v", s.Candidates())
+		t.Errorf("the wheel is not among %v", s.Places(gpulib.Here))
 	}
 }
 
@@ -705,7 +706,7 @@ func TestLayouts(t *testing.T) {
 }
 
 func TestSettings(t *testing.T) {
-	look := func(set map[string]string) dl.Lookup {
+	look := func(set map[string]string) gpulib.Lookup {
 		return func(n string) (string, string) {
 			if v, ok := set[n]; ok {
 				return v, "environment"
@@ -734,7 +735,7 @@ func TestSettings(t *testing.T) {
 		{MCCL, map[string]string{"MCCL_LOCAL_REGISTER": "0"}, true, "", 1},
 	}
 	for _, tt := range tests {
-		warn, err := dl.CheckSettings(tt.v.Settings(), look(tt.set), tt.graphs)
+		warn, err := gpulib.CheckSettings(tt.v.Settings(), look(tt.set), tt.graphs)
 		if tt.refuse == "" && err != nil || tt.refuse != "" && (err == nil || !strings.Contains(err.Error(), tt.refuse)) {
 			t.Errorf("%s %v: error %v, want %q", tt.v.Name, tt.set, err, tt.refuse)
 		}
@@ -753,7 +754,7 @@ func TestSettingsFromFiles(t *testing.T) {
 	if err := os.WriteFile(conf, []byte("# mine\nNCCL_COMM_ID = host:5 # old\nNCCL_DEBUG=INFO\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err := dl.CheckSettings(NCCL.Settings(), NCCL.Lookup(), false)
+	_, err := gpulib.CheckSettings(NCCL.Settings(), NCCL.Lookup(), false)
 	if err == nil || !strings.Contains(err.Error(), "NCCL_COMM_ID=host:5 ("+conf+"): every unique id") {
 		t.Errorf("error = %v, want the file named", err)
 	}
@@ -765,7 +766,7 @@ func TestSettingsFromFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("NCCL_CONF_FILE", other)
-	_, err = dl.CheckSettings(NCCL.Settings(), NCCL.Lookup(), false)
+	_, err = gpulib.CheckSettings(NCCL.Settings(), NCCL.Lookup(), false)
 	if err == nil || !strings.Contains(err.Error(), other) || strings.Contains(err.Error(), "COMM_ID") {
 		t.Errorf("error = %v, want only the other file's", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // Vendor is a maker of a collective library: where it is and what it does otherwise than NCCL.
@@ -33,11 +34,7 @@ const (
 var NCCL = &Vendor{
 	Name: "NCCL", id: ncclID, prefix: "nccl", env: "NCCL_", cudaName: "Cuda",
 	Spec: dl.Spec{
-		Name: "NCCL", Env: "GORUN_NCCL_LIB",
-		Sonames: []string{"libnccl.so.2"},
-		HomeEnv: []string{"NCCL_HOME", "CUDA_HOME", "CUDA_PATH"}, Homes: []string{"/usr/local/cuda", "/usr/local/nccl"}, HomeLib: []string{"lib64", "lib"},
-		Wheels: []string{"nvidia/nccl/lib"},
-		Last:   []string{"libnccl.so"},
+		Name: "NCCL", Search: gpulib.NCCL,
 		Symbol: "ncclCommInitRank", Sole: "libnccl.so",
 		Foreign: map[string]string{"mscclLoadAlgo": "RCCL", "ncclAllReduceWithBias": "RCCL"},
 	},
@@ -47,9 +44,7 @@ var NCCL = &Vendor{
 var MCCL = &Vendor{
 	Name: "MCCL", id: mcclID, prefix: "mccl", env: "MCCL_", cudaName: "Musa",
 	Spec: dl.Spec{
-		Name: "MCCL", Env: "GORUN_MCCL_LIB",
-		Sonames: []string{"libmccl.so.2", "libmccl.so"},
-		HomeEnv: []string{"MUSA_HOME", "MUSA_PATH"}, Homes: []string{"/usr/local/musa"}, HomeLib: []string{"lib"},
+		Name: "MCCL", Search: gpulib.MCCL,
 		Symbol: "mcclCommMuDevice", Sole: "libmccl.so",
 		Foreign: map[string]string{"mcclCommMcDevice": "MetaX's MCCL"},
 	},
@@ -61,11 +56,7 @@ var MCCL = &Vendor{
 var RCCL = &Vendor{
 	Name: "RCCL", id: rcclID, prefix: "nccl", env: "NCCL_", cudaName: "Cuda",
 	Spec: dl.Spec{
-		Name: "RCCL", Env: "GORUN_RCCL_LIB",
-		Sonames: []string{"librccl.so.1"},
-		HomeEnv: []string{"ROCM_PATH"}, Homes: []string{"/opt/rocm"}, HomeLib: []string{"lib"},
-		Wheels: []string{"_rocm_sdk_libraries/lib"},
-		Last:   []string{"librccl.so"},
+		Name: "RCCL", Search: gpulib.RCCL,
 		Symbol: "ncclCommInitRank", Sole: "librccl.so",
 	},
 	// Its 8-bit floats count from NCCL's version on, too: those that it had before are in AMD's own encoding.
@@ -76,47 +67,10 @@ var RCCL = &Vendor{
 var Vendors = []*Vendor{NCCL, MCCL, RCCL}
 
 // Settings are the environment variables (and lines of the library's configuration files) that work against gorun.
-func (v *Vendor) Settings() []dl.Setting {
-	legacy := "LEGACY_CUDA_REGISTER"
-	if v.id == mcclID {
-		legacy = "LEGACY_MUSA_REGISTER"
-	}
-	on, off := []string{"1"}, []string{"0"}
-	list := []dl.Setting{
-		{Name: legacy, Not: off, Effect: dl.BreaksProgram,
-			Why: "it registers memory that cannot be shared safely: hangs, faults on abort, and graphs never give it back"},
-		{Name: "COMM_ID", Effect: dl.BreaksProgram,
-			Why: "every unique id becomes the same one, but an id makes only one communicator; gorun passes the ids itself"},
-		{Name: "LAUNCH_MODE", Values: []string{"GROUP"}, Effect: dl.BreaksGraphs,
-			Why: "launches wait for the other devices of the process, which a capture does not allow"},
-		{Name: "GRAPH_REGISTER", Values: off, Effect: dl.Warns,
-			Why: "captured collectives do not register buffers; it must be the same on all ranks, else they hang"},
-		{Name: "LOCAL_REGISTER", Values: off, Effect: dl.Warns,
-			Why: "registrations have no effect; it must be the same on all ranks, else they hang"},
-		{Name: "CUMEM_ENABLE", Values: off, Effect: dl.Warns,
-			Why: "memory cannot be shared by handle, so nothing can be registered"},
-		{Name: "WIN_ENABLE", Values: off, Effect: dl.Warns,
-			Why: "there are no windows"},
-		{Name: "P2P_USE_CUDA_MEMCPY", Values: on, Effect: dl.Warns,
-			Why: "registrations have no effect within a host"},
-		{Name: "LAUNCH_RACE_FATAL", Values: off, Effect: dl.Warns,
-			Why: "threads that race to launch are not told"},
-		{Name: "COMM_BLOCKING", Values: on, Effect: dl.Warns,
-			Why: "making a communicator cannot be given up when a rank does not come"},
-		{Name: "COMM_SPLIT_SHARE_RESOURCES", Values: on, Effect: dl.Warns,
-			Why: "a communicator cannot be closed before the graphs of those split from it"},
-		{Name: "ALGO", Effect: dl.Warns, Why: "a fixed algorithm may be one that cannot use registered buffers"},
-		{Name: "PROTO", Values: []string{"LL", "LL128", "LL,LL128", "LL128,LL"}, Effect: dl.Warns,
-			Why: "only protocol Simple uses registered buffers"},
-	}
-	for i := range list {
-		list[i].Name = v.env + list[i].Name
-	}
-	return list
-}
+func (v *Vendor) Settings() []gpulib.Setting { return gpulib.CollectiveSettings(v.env) }
 
 // Lookup finds settings as the library does: the environment, then the user's and the system's configuration file.
-func (v *Vendor) Lookup() dl.Lookup {
+func (v *Vendor) Lookup() gpulib.Lookup {
 	base := strings.ToLower(strings.TrimSuffix(v.env, "_"))
 	var files []string
 	if f := os.Getenv(v.env + "CONF_FILE"); f != "" {

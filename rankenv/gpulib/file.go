@@ -1,4 +1,4 @@
-package dl
+package gpulib
 
 import (
 	"debug/elf"
@@ -18,9 +18,9 @@ const (
 	elfSegment = 56 // and of a segment's
 )
 
-// checkFile says of a file why it cannot be loaded. The system's loader would map a file that was cut short all the same, and the process would be killed by the first touch of
+// CheckFile says why a file cannot be loaded as a library by programs of this architecture; nil if its head shows nothing. The system's loader would map a file that was cut short all the same, and the process would be killed by the first touch of
 // what is missing.
-func checkFile(path string) error {
+func CheckFile(path string) error {
 	st, err := os.Stat(path) // first: to open a pipe waits for its writer
 	if err != nil {
 		return errors.Unwrap(err) // the path stands before it already

@@ -1,4 +1,4 @@
-package dl
+package gpulib
 
 import (
 	"fmt"
@@ -59,7 +59,7 @@ func CheckSettings(settings []Setting, look Lookup, graphs bool) ([]Finding, err
 	var warn, refuse []Finding
 	for _, s := range settings {
 		v, from := look(s.Name)
-		if from == "" || !s.bad(v) {
+		if from == "" || !s.Bad(v) {
 			continue
 		}
 		f := Finding{s, v, from}
@@ -75,7 +75,8 @@ func CheckSettings(settings []Setting, look Lookup, graphs bool) ([]Finding, err
 	return warn, nil
 }
 
-func (s Setting) bad(v string) bool {
+// Bad reports whether a value works against gorun.
+func (s Setting) Bad(v string) bool {
 	if len(s.Values) == 0 {
 		for _, n := range s.Not {
 			if strings.EqualFold(v, n) {

@@ -1,4 +1,4 @@
-package dl
+package gpulib
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 )
 
 func TestCheckFile(t *testing.T) {
-	good, err := os.ReadFile(dltest.Build(t, "testdata/lib.c", "libgood.so", `-DNAME="good"`))
+	good, err := os.ReadFile(dltest.Build(t, "../../cuda/dl/testdata/lib.c", "libgood.so", `-DNAME="good"`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,20 +49,20 @@ func TestCheckFile(t *testing.T) {
 			if err := os.WriteFile(path, tc.file, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			err := checkFile(path)
+			err := CheckFile(path)
 			if err == nil && tc.want != "" || err != nil && (tc.want == "" || !strings.Contains(err.Error(), tc.want)) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
 		})
 	}
-	if err := checkFile(t.TempDir()); err == nil || !strings.Contains(err.Error(), "it is no file") {
+	if err := CheckFile(t.TempDir()); err == nil || !strings.Contains(err.Error(), "it is no file") {
 		t.Errorf("a folder: %v", err)
 	}
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := checkFile(pipe); err == nil || !strings.Contains(err.Error(), "it is no file") {
+	if err := CheckFile(pipe); err == nil || !strings.Contains(err.Error(), "it is no file") {
 		t.Errorf("a pipe: %v", err)
 	}
 }

@@ -1,18 +1,18 @@
-package dl_test
+package gpulib_test
 
 import (
 	"errors"
 	"strings"
 	"testing"
 
-	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 func TestCheckSettings(t *testing.T) {
-	settings := []dl.Setting{
-		{Name: "ANY", Effect: dl.BreaksProgram, Why: "any value is bad"},
-		{Name: "NOT", Not: []string{"0", "off"}, Effect: dl.BreaksGraphs, Why: "only off is good"},
-		{Name: "SOME", Values: []string{"x", "y"}, Effect: dl.Warns, Why: "x and y are bad"},
+	settings := []gpulib.Setting{
+		{Name: "ANY", Effect: gpulib.BreaksProgram, Why: "any value is bad"},
+		{Name: "NOT", Not: []string{"0", "off"}, Effect: gpulib.BreaksGraphs, Why: "only off is good"},
+		{Name: "SOME", Values: []string{"x", "y"}, Effect: gpulib.Warns, Why: "x and y are bad"},
 	}
 	tests := []struct {
 		set      map[string]string
@@ -27,7 +27,7 @@ func TestCheckSettings(t *testing.T) {
 		{map[string]string{"NOT": "1", "SOME": "y", "ANY": "a"}, true, 1, []string{"ANY=a: any value is bad", "NOT=1: only off is good"}},
 	}
 	for _, tt := range tests {
-		warn, err := dl.CheckSettings(settings, func(n string) (string, string) {
+		warn, err := gpulib.CheckSettings(settings, func(n string) (string, string) {
 			if v, ok := tt.set[n]; ok {
 				return v, "environment"
 			}
@@ -40,7 +40,7 @@ func TestCheckSettings(t *testing.T) {
 			t.Errorf("%v: error %v, want %q", tt.set, err, tt.refused)
 			continue
 		}
-		var se *dl.SettingError
+		var se *gpulib.SettingError
 		if err != nil && (!errors.As(err, &se) || len(se.Findings) != len(tt.refused)) {
 			t.Errorf("%v: error %v, want %d findings", tt.set, err, len(tt.refused))
 		}
