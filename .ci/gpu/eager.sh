@@ -1,8 +1,10 @@
 #!/bin/bash
 # eager.sh [flags]: why small eager calls take longer by gorun than by nccl-tests, on one machine with GPUs. -h shows the flags.
 set -u
-LC_ALL=C
-export LC_ALL
+# shellcheck source=common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh" || exit
+me=eager
+flags="nccl-tests mpirun rounds causes conditions np seconds out bin test"
 
 usage() {
 	cat <<'TEXT'
@@ -34,43 +36,15 @@ starts it), tests-free (mpirun --bind-to none), queue1 and tests-queue1 (CUDA_DE
   --bin DIR         where gorun, gorun-bench and eager (eager.c, else built by cc) are (default: bin beside this
                     script or beside the folder src that it is in, else the PATH)
   --test FILE       nccl.test (default: src/nccl/nccl.test beside bin)
-  --no-multicast    keep NVLink multicast off: NCCL_NVLS_ENABLE=0 in every process
+  --no-multicast    keep NVLink multicast off: NCCL_NVLS_ENABLE=0, NVSHMEM_DISABLE_NVLS=1 and
+                    TORCH_SYMM_MEM_DISABLE_MULTICAST=1 in every process
 TEXT
 }
 
-die() {
-	printf 'eager: %s\n' "$1" >&2
-	exit 2
-}
-
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-np=2 rounds=15 causes=7 seconds=450 out=eager-results bin='' tests=unset test='' multicast=''
-mpirun="mpirun.openmpi --allow-run-as-root"
+np=2 rounds=15 causes=7 seconds=450 out=eager-results tests=unset test=''
 known="ours nopreempt nogc procs1 procs2 trust plain bound go c c-nccl tests tests-free queue1 tests-queue1"
 conditions=${known// /,}
-while [ $# -gt 0 ]; do
-	case $1 in
-	--nccl-tests | --mpirun | --rounds | --causes | --conditions | --np | --seconds | --out | --bin | --test)
-		[ $# -ge 2 ] || die "$1 needs a value; -h shows the flags"
-		;;
-	esac
-	case $1 in
-	-h | --help) usage; exit 0 ;;
-	--nccl-tests) tests=$2; shift ;;
-	--mpirun) mpirun=$2; shift ;;
-	--rounds) rounds=$2; shift ;;
-	--causes) causes=$2; shift ;;
-	--conditions) conditions=$2; shift ;;
-	--np) np=$2; shift ;;
-	--seconds) seconds=$2; shift ;;
-	--out) out=$2; shift ;;
-	--bin) bin=$2; shift ;;
-	--test) test=$2; shift ;;
-	--no-multicast) multicast=off ;;
-	*) die "unknown argument $1; -h shows the flags" ;;
-	esac
-	shift
-done
+parse "$@"
 for n in "$np" "$rounds" "$seconds"; do
 	[[ $n =~ ^[1-9][0-9]*$ ]] || die "$n: want a number"
 done
@@ -83,15 +57,8 @@ IFS=, read -ra condition_list <<<"$conditions"
 for c in "${condition_list[@]}"; do
 	[[ " $known " == *" $c "* ]] || die "--conditions: no $c; there are $known"
 done
-if [ -z "$bin" ]; then
-	for dir in "$here/bin" "$here/../../../bin"; do
-		[ ! -x "$dir/gorun" ] || { bin=$dir; break; }
-	done
-fi
-[ -z "$bin" ] || PATH=$(cd "$bin" && pwd):$PATH
-for prog in gorun gorun-bench; do
-	command -v $prog >/dev/null || die "no program $prog: --bin DIR says where it is"
-done
+need gorun gorun-bench
+surroundings
 [ -n "$test" ] || test=${bin:-.}/../src/nccl/nccl.test
 raw=$out/raw
 [ ! -e "$raw" ] && [ ! -e "$out/peers.json" ] || die "--out $out: has results already"
@@ -100,13 +67,6 @@ eager=$(command -v eager) || {
 	eager=$out/eager
 	cc -O2 -o "$eager" "$here/eager.c" -ldl 2>"$out/causes/cc.err" || eager=
 }
-read -ra mpi <<<"$mpirun"
-unset NCCL_DEBUG NCCL_DEBUG_SUBSYS # their lines would be amid the tables
-pass=()
-if [ -n "$multicast" ]; then
-	export NCCL_NVLS_ENABLE=0
-	pass=(-x NCCL_NVLS_ENABLE)
-fi
 
 # measure FILE COMMAND...: its stdout is FILE.txt, or with its stderr FILE.failed.
 measure() {
@@ -136,7 +96,7 @@ theirs() { # FILE PROGRAM [mpirun's other flags]
 	local file=$1 prog=$2
 	shift 2
 	[ -n "$tests" ] || return 0
-	measure "$file" "${mpi[@]}" -np "$np" "${pass[@]}" "$@" "$tests/$prog" -b 8 -e 256K -f 8 -g 1 -d float -o sum -c 0 -n $calls -w 20
+	measure "$file" "${mpi[@]}" -np "$np" "$@" "$tests/$prog" -b 8 -e 256K -f 8 -g 1 -d float -o sum -c 0 -n $calls -w 20
 }
 
 beside() { # ROUND
@@ -153,7 +113,7 @@ beside() { # ROUND
 	done
 	if [ $((10#$1 % 3)) -eq 1 ]; then
 		measure "$raw/$1.gorun.captured" gorun -np "$np" gorun-bench -json -op all-reduce -mode auto -calls captured -b 64K -e 64K -g 20 -G 20 -w 5 -r 5 -limit 2s
-		[ -z "$tests" ] || measure "$raw/$1.nccl-tests.all-reduce.captured" "${mpi[@]}" -np "$np" "${pass[@]}" "$tests/all_reduce_perf" -b 64K -e 64K -g 1 -d float -o sum -c 0 -n 20 -w 5 -G 20
+		[ -z "$tests" ] || measure "$raw/$1.nccl-tests.all-reduce.captured" "${mpi[@]}" -np "$np" "$tests/all_reduce_perf" -b 64K -e 64K -g 1 -d float -o sum -c 0 -n 20 -w 5 -G 20
 	fi
 }
 

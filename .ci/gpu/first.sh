@@ -1,8 +1,10 @@
 #!/bin/bash
 # first.sh [flags]: measures the time from a launcher's start to the first all-reduce of its ranks. -h shows the flags.
 set -u
-LC_ALL=C
-export LC_ALL
+# shellcheck source=common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh" || exit
+me=first
+flags="np rounds nccl-tests mpirun python seconds out bin"
 
 usage() {
 	cat <<'TEXT'
@@ -35,69 +37,21 @@ Exit code 0; 1: a program failed; 2: wrong command line.
 TEXT
 }
 
-die() {
-	printf 'first: %s\n' "$1" >&2
-	exit 2
-}
-
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 np=1,2
 rounds=5
-tests=
-mpirun="mpirun.openmpi --allow-run-as-root"
 python=
 seconds=0
 out=first-results
-bin=
-multicast=
-while [ $# -gt 0 ]; do
-	case $1 in
-	--np | --rounds | --nccl-tests | --mpirun | --python | --seconds | --out | --bin)
-		[ $# -ge 2 ] || die "$1 needs a value; -h shows the flags"
-		;;
-	esac
-	case $1 in
-	-h | --help) usage; exit 0 ;;
-	--np) np=$2; shift ;;
-	--rounds) rounds=$2; shift ;;
-	--nccl-tests) tests=$2; shift ;;
-	--mpirun) mpirun=$2; shift ;;
-	--python) python=$2; shift ;;
-	--seconds) seconds=$2; shift ;;
-	--out) out=$2; shift ;;
-	--bin) bin=$2; shift ;;
-	--no-multicast) multicast=off ;;
-	*) die "unknown argument $1; -h shows the flags" ;;
-	esac
-	shift
-done
+parse "$@"
 [[ $np =~ ^[1-9][0-9]*(,[1-9][0-9]*)*$ ]] || die "--np $np: want numbers such as 1,2,4"
 [[ $rounds =~ ^[1-9][0-9]?$ ]] || die "--rounds $rounds: want a number from 1 to 99"
 [[ $seconds =~ ^[0-9]+$ ]] || die "--seconds $seconds: want whole seconds"
 [ -z "$tests" ] || [ -x "$tests/all_reduce_perf" ] || die "--nccl-tests $tests: no program all_reduce_perf"
-if [ -z "$bin" ]; then
-	for dir in "$here/bin" "$here/../../../bin"; do
-		[ ! -x "$dir/gorun" ] || { bin=$dir; break; }
-	done
-fi
-[ -z "$bin" ] || PATH=$(cd "$bin" && pwd):$PATH
-for prog in gorun allreduce; do
-	command -v $prog >/dev/null || die "no program $prog: --bin DIR says where it is; tar xf bundle.tar.xz unpacks it beside this script"
-done
-read -ra mpi <<<"$mpirun"
-[ -z "$tests" ] || command -v "${mpi[0]}" >/dev/null || die "--mpirun: no program ${mpi[0]}"
+need gorun allreduce
+surroundings
 [ -z "$python" ] || command -v "$python" >/dev/null || die "--python: no program $python"
 [ ! -e "$out/first.json" ] || die "--out $out: has results already"
 mkdir -p "$out" || die "make $out: no"
-
-unset NCCL_DEBUG NCCL_DEBUG_SUBSYS # their lines would be amid the results
-if [ -n "$multicast" ]; then
-	export NCCL_NVLS_ENABLE=0 NVSHMEM_DISABLE_NVLS=1 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
-	# Open MPI hands on only what it is told to; others hand on all.
-	if [ -n "$tests" ] && [[ $("${mpi[0]}" --version 2>/dev/null) =~ Open\ MPI|OpenRTE|prte ]]; then
-		mpi+=(-x NCCL_NVLS_ENABLE -x NVSHMEM_DISABLE_NVLS -x TORCH_SYMM_MEM_DISABLE_MULTICAST)
-	fi
-fi
 
 times=$out/first.times # PROGRAM RANKS FIRST END, in microseconds, a line a run
 : >"$times"

@@ -1,8 +1,10 @@
 #!/bin/bash
 # peers.sh [flags]: measures gorun-bench beside nccl-tests and PyTorch, interleaved, on one machine with GPUs. -h shows the flags.
 set -u
-LC_ALL=C
-export LC_ALL
+# shellcheck source=common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh" || exit
+me=peers
+flags="nccl-tests mpirun python np rounds ops sizes modes seconds out bin"
 
 usage() {
 	cat <<'TEXT'
@@ -42,48 +44,16 @@ timed part, gorun's and PyTorch's before: about 1 % of 8-byte calls.
 TEXT
 }
 
-die() {
-	printf 'peers: %s\n' "$1" >&2
-	exit 2
-}
-
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 np=2
 rounds=5
 ops=all-reduce,all-gather,reduce-scatter,broadcast,sendrecv
 sizes=8:1G:8
 modes=auto
 tests=unset
-mpirun="mpirun.openmpi --allow-run-as-root"
 python=
 seconds=0
 out=peers-results
-bin=
-multicast=
-while [ $# -gt 0 ]; do
-	case $1 in
-	--nccl-tests | --mpirun | --python | --np | --rounds | --ops | --sizes | --modes | --seconds | --out | --bin)
-		[ $# -ge 2 ] || die "$1 needs a value; -h shows the flags"
-		;;
-	esac
-	case $1 in
-	-h | --help) usage; exit 0 ;;
-	--nccl-tests) tests=$2; shift ;;
-	--mpirun) mpirun=$2; shift ;;
-	--python) python=$2; shift ;;
-	--np) np=$2; shift ;;
-	--rounds) rounds=$2; shift ;;
-	--ops) ops=$2; shift ;;
-	--sizes) sizes=$2; shift ;;
-	--modes) modes=$2; shift ;;
-	--seconds) seconds=$2; shift ;;
-	--out) out=$2; shift ;;
-	--bin) bin=$2; shift ;;
-	--no-multicast) multicast=off ;;
-	*) die "unknown argument $1; -h shows the flags" ;;
-	esac
-	shift
-done
+parse "$@"
 [[ $np =~ ^[1-9][0-9]*$ ]] || die "--np $np: want a number"
 [[ $rounds =~ ^[1-9][0-9]?$ ]] || die "--rounds $rounds: want a number from 1 to 99"
 [[ $seconds =~ ^[0-9]+$ ]] || die "--seconds $seconds: want whole seconds"
@@ -108,31 +78,9 @@ for op in "${op_list[@]}"; do
 	[ -n "$prog" ] || die "--ops: no operation $op"
 	[ -z "$tests" ] || [ -x "$tests/$prog" ] || die "--nccl-tests $tests: no program $prog"
 done
-if [ -z "$bin" ]; then
-	for dir in "$here/bin" "$here/../../../bin"; do
-		[ ! -x "$dir/gorun" ] || { bin=$dir; break; }
-	done
-fi
-[ -z "$bin" ] || PATH=$(cd "$bin" && pwd):$PATH
-for prog in gorun gorun-bench; do
-	command -v $prog >/dev/null || die "no program $prog: --bin DIR says where it is; tar xf bundle.tar.xz unpacks it beside this script"
-done
-read -ra mpi <<<"$mpirun"
-mpi+=(-np "$np")
-if [ -n "$tests" ]; then
-	command -v "${mpi[0]}" >/dev/null || die "--mpirun: no program ${mpi[0]}"
-fi
+need gorun gorun-bench
+surroundings
 [ -z "$python" ] || command -v "$python" >/dev/null || die "--python: no program $python"
-
-unset NCCL_DEBUG NCCL_DEBUG_SUBSYS # their lines would be amid the tables
-if [ -n "$multicast" ]; then
-	export NCCL_NVLS_ENABLE=0 NVSHMEM_DISABLE_NVLS=1 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
-	# Open MPI hands on only what it is told to; others hand on all.
-	# It calls itself Open MPI, OpenRTE or prterun, by release and by the name it is called by.
-	if [ -n "$tests" ] && [[ $("${mpi[0]}" --version 2>/dev/null) =~ Open\ MPI|OpenRTE|prte ]]; then
-		mpi+=(-x NCCL_NVLS_ENABLE -x NVSHMEM_DISABLE_NVLS -x TORCH_SYMM_MEM_DISABLE_MULTICAST)
-	fi
-fi
 
 raw=$out/raw
 [ ! -e "$raw" ] && [ ! -e "$out/peers.json" ] || die "--out $out: has results already"
@@ -207,7 +155,7 @@ theirs() { # ROUND OP CALLS
 	local flags="-n 100 -w 20"
 	[ "$3" != captured ] || flags="-n 20 -w 5 -G 10"
 	# shellcheck disable=SC2086
-	measure "$1.nccl-tests.$2.$3" "${mpi[@]}" "$tests/$(perf "$2")" -b "$min" -e "$max" -f "$factor" -g 1 -d float -o sum -c 0 $flags
+	measure "$1.nccl-tests.$2.$3" "${mpi[@]}" -np "$np" "$tests/$(perf "$2")" -b "$min" -e "$max" -f "$factor" -g 1 -d float -o sum -c 0 $flags
 }
 
 torch() { # ROUND

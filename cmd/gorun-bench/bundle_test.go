@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -462,5 +463,42 @@ func TestBundleUsage(t *testing.T) {
 				t.Errorf("exit code %d, output %q, want %d, %q", code, text, tt.code, tt.want)
 			}
 		})
+	}
+}
+
+// TestBundleScripts packs a bundle without programs: its scripts work where it lies.
+func TestBundleScripts(t *testing.T) {
+	if _, err := os.Stat("../../.git"); err != nil {
+		t.Skip("no checkout: what is packed is what git lists")
+	}
+	for _, prog := range []string{"bash", "git"} {
+		if _, err := exec.LookPath(prog); err != nil {
+			if os.Getenv("GORUN_CI") == "1" {
+				t.Fatal(err)
+			}
+			t.Skip(err)
+		}
+	}
+	b := &gpuTest{t, t.TempDir()}
+	b.script("go", `[ "$1" != env ] || echo `+runtime.GOARCH)
+	dir := filepath.Join(b.dir, "packed")
+	pack := exec.CommandContext(t.Context(), "../../.ci/gpu/bundle", dir)
+	pack.Env = append(os.Environ(), "GO="+filepath.Join(b.dir, "go"), "PACK=gz", "VERSION=test")
+	if out, err := pack.CombinedOutput(); err != nil {
+		t.Fatalf("bundle: %v\n%s", err, out)
+	}
+	scripts, err := filepath.Glob(filepath.Join(dir, "*.sh"))
+	if err != nil || len(scripts) != 5 {
+		t.Errorf("scripts: %q, %v", scripts, err)
+	}
+	for _, script := range scripts {
+		name := filepath.Base(script)
+		if name == "common.sh" {
+			continue
+		}
+		out, err := exec.CommandContext(t.Context(), script, "-h").CombinedOutput()
+		if err != nil || !strings.HasPrefix(string(out), name+" [flags]") {
+			t.Errorf("%s -h: %v\n%s", name, err, out)
+		}
 	}
 }

@@ -21,7 +21,7 @@ exec "$@"`)
 	p.script("bin/eager", `log eager "$@"
 echo '{"op":"all-reduce","mode":"c","calls":"eager","ranks":2,"bytes":8,"us":6.5,"enqueue_us":6.25}'`)
 	p.script("nccl.test", `echo "goos: linux"; echo "BenchmarkLibraryAllReduce/8/raw-64  5000  7286 ns/op"; echo "BenchmarkLibraryAllReduce/8/raw-64  5000  9000 ns/op"`)
-	p.script("mpirun", `[ "$1" != --version ] || exit
+	p.script("mpirun", `[ "$1" != --version ] || { echo "mpirun (Open MPI) 4.1.6"; exit; }
 log mpirun "$@"
 while [ "${1#/}" = "$1" ]; do shift; done
 exec "$@"`)
@@ -56,7 +56,7 @@ func TestEager(t *testing.T) {
 		t.Errorf("got - want +:\n%s", d)
 	}
 	log := strings.Join(p.log(), "\n")
-	for _, line := range []string{"GOGC=off", "--bind-to core", "-compare trust", "-mode plain", "mpirun -np 2 -x NCCL_NVLS_ENABLE --bind-to none ", "eager -np 2 -n 500 -w 20 -r 1 -memory nccl 8 64", "-calls captured -b 64K"} {
+	for _, line := range []string{"GOGC=off", "--bind-to core", "-compare trust", "-mode plain", "mpirun -x NCCL_NVLS_ENABLE -x NVSHMEM_DISABLE_NVLS -x TORCH_SYMM_MEM_DISABLE_MULTICAST -np 2 --bind-to none ", "eager -np 2 -n 500 -w 20 -r 1 -memory nccl 8 64", "-calls captured -b 64K"} {
 		if !strings.Contains(log, line) {
 			t.Errorf("nothing was called with %q:\n%s", line, log)
 		}

@@ -204,7 +204,7 @@ func TestPeersSettings(t *testing.T) {
 	p.script("bin/gorun-bench", `[ "$1" = compare ] || { `+env+"; }")
 	p.run(p.all("--rounds", "1", "--ops", "broadcast", "--no-multicast")...)
 	log := p.log()
-	mpi := "mpirun --root -np 2 -x NCCL_NVLS_ENABLE -x NVSHMEM_DISABLE_NVLS -x TORCH_SYMM_MEM_DISABLE_MULTICAST " + p.dir + "/perf/broadcast_perf"
+	mpi := "mpirun --root -x NCCL_NVLS_ENABLE -x NVSHMEM_DISABLE_NVLS -x TORCH_SYMM_MEM_DISABLE_MULTICAST -np 2 " + p.dir + "/perf/broadcast_perf"
 	for i, l := range log {
 		log[i], _, _ = strings.Cut(l, " -b ")
 	}
