@@ -34,10 +34,37 @@ type jobFiles struct {
 	lock   *os.File // dir, locked as long as this process lives
 	inside []string // what was put into dir, relative
 
-	other  []string       // files elsewhere
-	dirs   []string       // directories that were made for them, in order
-	places []string       // where this and other hosts of the job put files elsewhere
-	shared *keeper.Shared // the same; nil: nothing is put there
+	other  []string        // files elsewhere
+	dirs   []string        // directories that were made for them, in order
+	places []string        // where this and other hosts of the job put files elsewhere
+	shared *keeper.Shared  // the same; nil: nothing is put there
+	looked map[string]bool // directories that were there, and were adopted if they are another job's
+}
+
+// adopt has a file or directory that another job has put stay until this one ends, too: it reports whether this one is to remove it, then.
+func (f *jobFiles) adopt(path string) bool {
+	own, other := keeper.Marked(path, f.job)
+	return other && !own && keeper.Mark(path, f.job) == nil // own: another host of this job does
+}
+
+// adoptDirs does so with a directory and those above it.
+func (f *jobFiles) adoptDirs(dir string) error {
+	if f.looked[dir] {
+		return nil
+	}
+	if above := filepath.Dir(dir); above != dir {
+		if err := f.adoptDirs(above); err != nil {
+			return err
+		}
+	}
+	if f.looked == nil {
+		f.looked = map[string]bool{}
+	}
+	f.looked[dir] = true
+	if info, err := os.Lstat(dir); err == nil && info.IsDir() && f.adopt(dir) {
+		return f.madeDir(dir)
+	}
+	return nil
 }
 
 // any reports whether anything was put, or may have been.
@@ -214,8 +241,8 @@ func (f *jobFiles) remove() error {
 		f.lock = nil
 	}
 	for _, path := range slices.Backward(f.other) {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
+		if err := keeper.RemoveFile(path, f.job); err != nil {
+			errs = append(errs, &fs.PathError{Op: "remove", Path: path, Err: err})
 			f.shared.Stays(path)
 		}
 	}

@@ -87,7 +87,7 @@ func (s *agentServer) provide(ctx context.Context) error {
 	there := make([]bool, len(items))
 	for i, it := range items {
 		at := string(it.At)
-		err := s.same(ctx, it, program[i])
+		err := s.have(ctx, it, program[i])
 		there[i] = err == nil
 		switch {
 		case ctx.Err() != nil:
@@ -135,18 +135,10 @@ func (s *agentServer) provide(ctx context.Context) error {
 	if !inDir && len(want) == 0 {
 		return nil
 	}
-	var err error
-	if s.files.keeper, err = keeper.StartIn(s.job.Job, s.session); err != nil {
+	if err := s.begin(); err != nil {
 		return err
 	}
-	s.files.job = s.job.Job
-	var places []string
-	for _, it := range items {
-		if len(it.To) == 0 {
-			places = append(places, filepath.Clean(string(it.At)))
-		}
-	}
-	s.files.share(places)
+	var err error
 	if inDir {
 		if err := s.files.makeDir(need, programInDir); err != nil {
 			return err
@@ -186,6 +178,50 @@ func (s *agentServer) provide(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// begin starts the keeper of what is put.
+func (s *agentServer) begin() (err error) {
+	if s.files.keeper != nil {
+		return nil
+	}
+	if s.files.keeper, err = keeper.StartIn(s.job.Job, s.session); err != nil {
+		return err
+	}
+	s.files.job = s.job.Job
+	var places []string
+	for _, it := range s.job.Items {
+		if len(it.To) == 0 {
+			places = append(places, filepath.Clean(string(it.At)))
+		}
+	}
+	s.files.share(places)
+	return nil
+}
+
+// have is same, and sees to it that the file stays: it may be another job's, which ends before.
+func (s *agentServer) have(ctx context.Context, it agentwire.Item, program bool) error {
+	at := string(it.At)
+	if err := s.same(ctx, it, program); err != nil {
+		return err
+	}
+	if info, err := os.Lstat(at); err != nil || !info.Mode().IsRegular() {
+		return err // a link is the user's
+	}
+	if own, other := keeper.Marked(at, s.job.Job); own || !other {
+		return nil
+	}
+	err := s.begin()
+	if err == nil {
+		err = s.makeDirs(filepath.Dir(at))
+	}
+	if err == nil && s.files.adopt(at) {
+		err = s.files.elsewhere(at)
+	}
+	if err == nil {
+		_, err = os.Lstat(at)
+	}
+	return err
 }
 
 // log sends a line for --verbose.
@@ -292,7 +328,8 @@ func (s *agentServer) put(it agentwire.Item, write func(io.Writer) error) (strin
 	if err := errors.Join(err, f.Close()); err != nil {
 		return "", err
 	}
-	ours, err := publish(tmp, at, func() error { return s.same(context.Background(), it, false) })
+	keeper.Mark(tmp, s.job.Job)
+	ours, err := publish(tmp, at, func() error { return s.have(context.Background(), it, false) })
 	switch {
 	case err == errOther:
 		return "", fmt.Errorf("--stage %s: there is another file of that name, and it is not replaced", at)
@@ -311,7 +348,9 @@ func (s *agentServer) put(it agentwire.Item, write func(io.Writer) error) (strin
 
 // makeDirs makes the directories of a path that are missing, to be removed at the end.
 func (s *agentServer) makeDirs(dir string) error {
-	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(dir); err == nil {
+		return s.files.adoptDirs(dir)
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if err := s.makeDirs(filepath.Dir(dir)); err != nil {
@@ -323,6 +362,7 @@ func (s *agentServer) makeDirs(dir string) error {
 		}
 		return err
 	}
+	keeper.Mark(dir, s.job.Job) // not every file system can
 	return s.files.madeDir(dir)
 }
 

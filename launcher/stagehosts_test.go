@@ -323,6 +323,40 @@ func TestStageFiles(t *testing.T) {
 		}
 		cleanStage(t, h, time.Second)
 	})
+	t.Run("absolute, of two jobs", func(t *testing.T) {
+		probe := h.Path(0, "/tmp/probe")
+		if err := os.Mkdir(probe, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(probe)
+		marks(t, probe)
+		os.Remove(probe)
+		file := dir + "/data/f.csv"
+		var jobs []*hostsJob
+		for n := range 2 { // each goes on until it is told to end
+			gate := fmt.Sprintf("/root/rank-%d", n)
+			j := stageJob(t, h, "/", "--stage", file, "sh", "-c", fmt.Sprintf("touch /root/up$GORUN_RANK; until [ -e %s ]; do sleep 0.02; done; cat %s", gate, file))
+			up(t, j.start(), h, 1)
+			for i := range h.Hosts {
+				os.Remove(h.Path(i, fmt.Sprintf("/root/up%d", i)))
+			}
+			jobs = append(jobs, j)
+		}
+		for n, j := range jobs {
+			for i := range h.Hosts {
+				write(t, h.Path(i, fmt.Sprintf("/root/rank-%d", n)), "", 0o600)
+				defer os.Remove(h.Path(i, fmt.Sprintf("/root/rank-%d", n)))
+			}
+			if got := j.wait(); got != 0 || j.err.Len() > 0 || j.out.String() != "datadata" {
+				t.Errorf("job %d: exit code %d, stdout %q, stderr %s", n, got, j.out.String(), j.err.String())
+			}
+		}
+		for i := range h.Hosts {
+			if _, err := os.Stat(h.Path(i, dir)); err == nil {
+				t.Errorf("%s is left on %s", dir, h.Hosts[i].Name)
+			}
+		}
+	})
 	t.Run("absolute, and another one is there", func(t *testing.T) {
 		file := dir + "/data/f.csv"
 		write(t, h.Path(1, file), "mine", 0o600)

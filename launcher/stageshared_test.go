@@ -62,6 +62,16 @@ func (j *sharedJob) put(s *agentServer, file string) {
 	}
 }
 
+// have reports whether a host has one of the files.
+func (j *sharedJob) have(s *agentServer, file string) bool {
+	j.t.Helper()
+	err := s.have(j.t.Context(), j.item(file), false)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		j.t.Errorf("look for %s: %v", file, err)
+	}
+	return err == nil
+}
+
 func (j *sharedJob) item(file string) agentwire.Item {
 	j.t.Helper()
 	for _, it := range j.items {
@@ -238,6 +248,98 @@ func TestSharedDirOfTwoJobs(t *testing.T) {
 	tries = 0
 	if _, err := createIn(func() error { tries++; return nil }, root+"/nowhere/f", 0o600); !errors.Is(err, fs.ErrNotExist) || tries != maxTries {
 		t.Errorf("%v after %d tries, want %v after %d", err, tries, fs.ErrNotExist, maxTries)
+	}
+}
+
+// marks skips a test where files cannot be marked.
+func marks(t *testing.T, dir string) {
+	t.Helper()
+	if err := keeper.Mark(dir, "none"); err != nil {
+		if os.Getenv("GORUN_CI") == "1" {
+			t.Fatalf("no extended attributes in %s, and GORUN_CI=1 demands them: %v", dir, err)
+		}
+		t.Skipf("no extended attributes in %s: %v", dir, err)
+	}
+}
+
+// Two jobs that use one file, or put files into one directory: the first that ends leaves them to the other, and does not wait for it. What was
+// there before stays.
+func TestSharedByTwoJobs(t *testing.T) {
+	marks(t, t.TempDir())
+	for _, c := range []struct {
+		name, file string   // that the second job needs
+		there      []string // the user's
+		left       []string // by each of them, if it ends first
+	}{
+		{"one file", "d/more/f", nil, []string{"d", "d/more", "d/more/f"}},
+		{"one directory", "d/more/g", nil, nil},
+		{"a directory above", "d/g", nil, nil},
+		{"a user's directory", "d/more/f", []string{"d"}, []string{"d", "d/more", "d/more/f"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for early := range 2 {
+				synctest.Test(t, func(t *testing.T) {
+					root := t.TempDir()
+					for _, dir := range c.there {
+						if err := os.Mkdir(filepath.Join(root, dir), 0o700); err != nil {
+							t.Fatal(err)
+						}
+					}
+					jobs := []*sharedJob{newSharedJob(t, root, "d/more/f"), newSharedJob(t, root, c.file)}
+					hosts := []*agentServer{jobs[0].host(0), jobs[1].host(0)}
+					jobs[0].put(hosts[0], "d/more/f")
+					if jobs[1].have(hosts[1], c.file) != (c.file == "d/more/f") {
+						t.Errorf("the second job finds %s: %v", c.file, c.file != "d/more/f")
+					}
+					if c.file != "d/more/f" {
+						jobs[1].put(hosts[1], c.file)
+					}
+					late := 1 - early
+					begin := time.Now()
+					if err := hosts[early].files.remove(); err != nil {
+						t.Error(err)
+					}
+					if took := time.Since(begin); took != 0 {
+						t.Errorf("the first to end waited for %v", took)
+					}
+					if _, err := os.Stat(string(jobs[late].items[0].At)); err != nil {
+						t.Errorf("of the job that goes on: %v", err)
+					}
+					if d := cmp.Diff(tree(t, root), c.left); c.left != nil && d != "" {
+						t.Errorf("left by the first: -got +want:\n%s", d)
+					}
+					if err := hosts[late].files.remove(); err != nil {
+						t.Error(err)
+					}
+					if d := cmp.Diff(tree(t, root), c.there); d != "" {
+						t.Errorf("left: -got +want:\n%s", d)
+					}
+				})
+			}
+		})
+	}
+	// A file, or a link to one, that no job has put is the user's.
+	root := t.TempDir()
+	first, second := newSharedJob(t, root, "f"), newSharedJob(t, root, "f", "link", "mine")
+	a, b := first.host(0), second.host(0)
+	first.put(a, "f")
+	second.items[1].Sum, second.items[1].Size = second.items[0].Sum, second.items[0].Size
+	write(t, root+"/mine", "mine", 0o600)
+	if err := os.Symlink("f", root+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"f", "link", "mine"} {
+		if !second.have(b, file) {
+			t.Errorf("%s is not there", file)
+		}
+	}
+	for _, s := range []*agentServer{a, b} {
+		if err := s.files.remove(); err != nil {
+			t.Error(err)
+		}
+	}
+	if d := cmp.Diff(tree(t, root), []string{"link", "mine"}); d != "" {
+		t.Errorf("left: -got +want:\n%s", d)
 	}
 }
 

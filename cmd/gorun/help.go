@@ -251,8 +251,10 @@ place as here. No file of a host is replaced: another one in that place is an er
 --stage none sends nothing; the program must be there then.
 
 What was sent goes at the end, also when gorun or its agent there is killed, and so does
-the job's own directory, with what ranks left in it. After a loss of power the next job
-that sends something removes that directory; a file in another place stays.
+the job's own directory, with what ranks left in it. A file that several jobs have sent
+to one place goes with the last of them, where its file system knows extended attributes,
+else with the first. After a loss of power the next job that sends something removes that
+directory; a file in another place stays.
 `
 
 // version is set at build time (-ldflags -X main.version=...); without it the module's version counts.

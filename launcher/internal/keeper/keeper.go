@@ -220,7 +220,7 @@ func serve(session int) {
 		shared.Add(path)
 	}
 	for i := len(o.paths) - 1; i >= 0; i-- {
-		if !removeAll(o.paths[i]) {
+		if !removeAll(o.paths[i], o.job) {
 			shared.Stays(o.paths[i])
 		}
 	}

@@ -2,19 +2,19 @@ package keeper
 
 import "syscall"
 
-// removeAll removes a file, or a directory with all in it; what cannot be removed stays, and makes it false. Symbolic links are not followed.
-func removeAll(path string) bool {
+// removeAll removes a file, or a directory with all in it; what cannot be removed stays, and makes it false. A file that another job uses, too, stays as well.
+// Symbolic links are not followed.
+func removeAll(path, job string) bool {
 	var st syscall.Stat_t
 	if err := syscall.Lstat(path, &st); err != nil {
 		return err == syscall.ENOENT
 	}
 	if st.Mode&syscall.S_IFMT != syscall.S_IFDIR {
-		err := syscall.Unlink(path)
-		return err == nil || err == syscall.ENOENT
+		return RemoveFile(path, job) == nil
 	}
 	syscall.Chmod(path, 0o700) // a rank may have closed a directory to itself
 	for _, name := range entries(path) {
-		removeAll(path + "/" + name)
+		removeAll(path+"/"+name, job)
 	}
 	err := rmdir(path)
 	return err == nil || err == syscall.ENOENT

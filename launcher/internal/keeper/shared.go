@@ -20,6 +20,7 @@ const (
 // Shared knows what the hosts of a job may put into directories that one of them has made and that they share. The host that made a
 // directory removes it, and each one what it put there: so the first waits for the others.
 type Shared struct {
+	job   string
 	temp  string          // begins the names of temporary files of the job
 	files map[string]bool // that a host may put
 	ways  map[string]bool // the directories on the way to these
@@ -27,7 +28,7 @@ type Shared struct {
 
 // NewShared knows nothing but the job's temporary files.
 func NewShared(job string) *Shared {
-	return &Shared{temp: TempName + job + "-", files: map[string]bool{}, ways: map[string]bool{}}
+	return &Shared{job: job, temp: TempName + job + "-", files: map[string]bool{}, ways: map[string]bool{}}
 }
 
 // Add adds a file that a host may put. The path is absolute and clean.
@@ -50,7 +51,8 @@ func (s *Shared) Stays(path string) {
 }
 
 // RemoveDirs removes those of some directories that are empty, the last first. One in which there is nothing but what another host of the
-// job may have put is waited for, for the bound at most; one that holds a rank's file stays at once. The error is the first of another kind.
+// job may have put is waited for, for the bound at most; one that holds a rank's file stays at once, and one that another job uses is left to
+// that. The error is the first of another kind.
 func (s *Shared) RemoveDirs(dirs []string, bound time.Duration) error {
 	var failed error
 	end := time.Now().Add(bound)
@@ -69,12 +71,15 @@ func (s *Shared) RemoveDirs(dirs []string, bound time.Duration) error {
 			}
 		}
 		dirs = nil
+		late := !time.Now().Before(end)
 		for i := len(full) - 1; i >= 0; i-- {
-			if s.passing(full[i]) {
-				dirs = append(dirs, full[i])
+			if _, other := Marked(full[i], s.job); other || late || !s.passing(full[i]) {
+				unmark(full[i], s.job)
+				continue
 			}
+			dirs = append(dirs, full[i])
 		}
-		if len(dirs) == 0 || !time.Now().Before(end) {
+		if len(dirs) == 0 {
 			return failed
 		}
 		time.Sleep(look)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -55,5 +56,55 @@ func TestRemoveShared(t *testing.T) {
 	}
 	if left, err := os.ReadDir(base); err != nil || len(left) > 0 {
 		t.Errorf("left: %v %v", left, err)
+	}
+}
+
+// A file that another job uses, too, stays, and is that job's alone then; its temporary name goes.
+func TestRemoveMarked(t *testing.T) {
+	base := t.TempDir()
+	at, tmp := base+"/f", base+"/"+TempName+"none-1"
+	if err := os.WriteFile(tmp, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Mark(tmp, "none"); err != nil {
+		if os.Getenv("GORUN_CI") == "1" {
+			t.Fatalf("no extended attributes in %s, and GORUN_CI=1 demands them: %v", base, err)
+		}
+		t.Skipf("no extended attributes in %s: %v", base, err)
+	}
+	long := strings.Repeat("long", 50)
+	for i, err := range []error{os.Link(tmp, at), Mark(at, "other"), Mark(at, long)} {
+		if err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	run := func(job, paths string) {
+		t.Helper()
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Args[0], cmd.Env = arg0, []string{keeperVar + "=1"}
+		cmd.Stdin = strings.NewReader("job " + job + "\n" + paths)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		limit := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
+		defer limit.Stop()
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run("none", "remove "+tmp+"\nremove "+at+"\n")
+	if _, err := os.Stat(tmp); err == nil {
+		t.Errorf("%s stays", tmp)
+	}
+	if own, other := Marked(at, "none"); own || !other {
+		t.Errorf("own mark %v, others' %v, want the others' alone", own, other)
+	}
+	run("other", "remove "+at+"\n")
+	if own, other := Marked(at, long); !own || other {
+		t.Errorf("own mark %v, others' %v, want that of the third job alone", own, other)
+	}
+	run(long, "remove "+at+"\n")
+	if _, err := os.Stat(at); err == nil {
+		t.Errorf("%s stays behind the last job", at)
 	}
 }
