@@ -38,6 +38,7 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		os.RemoveAll(gorunDir)
+		os.RemoveAll(homeDir)
 		os.Exit(code)
 	}))
 }

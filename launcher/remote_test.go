@@ -49,10 +49,24 @@ func planOn(t *testing.T, job Job, script string, hosts ...string) *Plan {
 	return p
 }
 
+// agentHome is the home directory of agents, which are sent to it once; it is removed at the end of the tests.
+func agentHome(t *testing.T) string {
+	t.Helper()
+	if homeDir == "" {
+		var err error
+		if homeDir, err = os.MkdirTemp("", "gorun-home-"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return homeDir
+}
+
+var homeDir string
+
 // remoteOptions are those of a run whose hosts are all this machine, each with an agent of its own.
 func remoteOptions(t *testing.T, o Options) Options {
 	t.Helper()
-	t.Setenv("HOME", t.TempDir())
+	t.Setenv("HOME", agentHome(t))
 	t.Setenv("XDG_CACHE_HOME", "")
 	o.way, o.bind = way.Shell(), loopback
 	return o

@@ -3,6 +3,8 @@ package launcher
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -35,12 +37,39 @@ func onHosts(t *testing.T, n int) *testhosts.Hosts {
 			t.Fatal(err)
 		}
 	}
-	// So that no run says how far it is with sending gorun.
-	if j := newHostsJob(t, h, 1, "true"); j.run() != 0 {
-		t.Fatalf("gorun: %s", j.err.String())
-	}
+	haveAgent(t, h)
 	return h
 }
+
+// haveAgent puts gorun where it sends itself, which takes some time, and is not what most tests are for.
+func haveAgent(t *testing.T, h *testhosts.Hosts) {
+	t.Helper()
+	file, err := gorunFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hash, err := gorunHash()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range h.Hosts {
+		agent := h.Path(i, "/root/.cache/gorun/gorun-"+hash)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(agent), 0o700), copyProgram(file, agent), os.Chmod(agent, 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// gorunHash is that of gorunFile.
+var gorunHash = sync.OnceValues(func() (string, error) {
+	file, err := gorunFile()
+	if err != nil {
+		return "", err
+	}
+	text, err := os.ReadFile(file)
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:]), err
+})
 
 func copyProgram(from, to string) error {
 	r, err := os.Open(from)
@@ -276,9 +305,13 @@ func clean(t *testing.T, h *testhosts.Hosts) {
 func TestHostsRun(t *testing.T) {
 	h := onHosts(t, 4)
 	t.Run("join", func(t *testing.T) {
-		j := newHostsJob(t, h, 2, "/root/rank", "rank", "join")
+		report := filepath.Join(t.TempDir(), "report")
+		j := newHostsJob(t, h, 2, "--report", report, "/root/rank", "rank", "join")
 		if got := j.run(); got != 0 || j.err.Len() > 0 {
 			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
+		}
+		if text, err := os.ReadFile(report); err != nil || bytes.Contains(text, []byte(`"sent": true`)) {
+			t.Errorf("the agent was sent, although it is there: %v", err)
 		}
 		got := strings.Split(strings.TrimSpace(j.out.String()), "\n")
 		slices.Sort(got)

@@ -38,7 +38,9 @@ func stageJob(t *testing.T, h *testhosts.Hosts, dir string, args ...string) *hos
 func stageHosts(t *testing.T, n int, o testhosts.Options) *testhosts.Hosts {
 	t.Helper()
 	h := testhosts.New(t, n, o)
-	if j := newHostsJob(t, h, 1, "true"); j.run() != 0 {
+	if o.User == "" && !o.HomeReadOnly {
+		haveAgent(t, h)
+	} else if j := newHostsJob(t, h, 1, "true"); j.run() != 0 {
 		t.Fatalf("gorun: %s", j.err.String())
 	}
 	return h

@@ -342,7 +342,7 @@ func (c *cluster) joinAll() {
 
 // each runs f for the ranks of the nodes that have joined, at once, and returns their errors by rank.
 func (c *cluster) each(f func(ctx context.Context, j *bootstrap.Job) error) []error {
-	ctx, cancel := context.WithTimeout(c.t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 150*time.Second)
 	defer cancel()
 	errs := make([]error, len(c.jobs))
 	var wg sync.WaitGroup

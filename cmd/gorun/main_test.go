@@ -44,6 +44,7 @@ func (c cleaning) Run() int {
 }
 
 func TestScripts(t *testing.T) {
+	home := remoteHome(t)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		UpdateScripts:       *update,
@@ -51,6 +52,7 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("GORUN_OVERSUBSCRIBE", "true")
+			e.Setenv("AGENTHOME", home) // where gorun has been sent already
 			// One of the scripts wants gorun-bench missing.
 			e.Setenv("PATH", strings.Join(slices.DeleteFunc(filepath.SplitList(e.Getenv("PATH")), func(dir string) bool {
 				_, err := os.Stat(filepath.Join(dir, benchProgram))
