@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -21,9 +22,10 @@ type agentConfig struct {
 	output   rankOutput
 	merge    bool // the ranks' stderr is their stdout
 	keeper   *keeper.Keeper
-	ownChild bool         // the process has no children but ours and spare: adopt and end what ranks leave behind
-	spare    map[int]bool // children that are not ours
-	files    bool         // the keeper has files to remove, too: it is stopped behind reap
+	onFork   func(rank int) // nil, but in tests: called when a rank was started, before it is watched
+	ownChild bool           // the process has no children but ours and spare: adopt and end what ranks leave behind
+	spare    map[int]bool   // children that are not ours
+	files    bool           // the keeper has files to remove, too: it is stopped behind reap
 	job      string
 }
 
@@ -88,6 +90,7 @@ type agent struct {
 	threads  sync.WaitGroup
 	oom      *oomWatch                                      // the watcher's
 	letDie   chan struct{}                                  // closed: the forking thread may end
+	forked   atomic.Bool                                    // no more ranks are started
 	register func(ep, op, fd int, e *unix.EpollEvent) error // unix.EpollCtl; tests make it fail
 
 	mu       sync.Mutex       // guards the rest
@@ -96,15 +99,15 @@ type agent struct {
 	stopped  bool             // no more forks
 	sent     syscall.Signal   // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
 	starting int              // index of the rank that is started and not watched yet, -1: none
-	early    []bool           // it had ended before it was watched
-	alive    []time.Time      // when it was seen alive, by index
+	forker   int              // the thread that starts them
+	gone     []time.Time      // of ranks that had ended before they were watched: when that was first seen, by index
 	sentTo   []syscall.Signal // the last of those that each rank got, by index in cfg.ranks
 	forking  int              // index of the rank whose fork is on its way, -1: none; it may run already
 	late     []syscall.Signal // for that one, when it is known
 }
 
 func newAgent(cfg agentConfig) (*agent, error) {
-	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)), early: make([]bool, len(cfg.ranks)), alive: make([]time.Time, len(cfg.ranks)), starting: -1,
+	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)), gone: make([]time.Time, len(cfg.ranks)), starting: -1,
 		oom: newOOMWatch(), letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1, forking: -1}
 	var err error
 	if a.poller, err = newPoller(); err != nil {
@@ -149,6 +152,9 @@ func (a *agent) fork() {
 	runtime.LockOSThread() // never unlocked: the thread ends with this goroutine, after all ranks
 	var untold []int       // ranks of which the keeper does not know yet
 	told := time.Now()
+	a.mu.Lock()
+	a.forker = unix.Gettid()
+	a.mu.Unlock()
 	for i := range a.cfg.ranks {
 		if now := time.Now(); now.Sub(told) > tellPeriod {
 			told = now
@@ -167,6 +173,7 @@ func (a *agent) fork() {
 		}
 		untold = append(untold, i)
 	}
+	a.forked.Store(true)
 	a.tell(untold)
 	e := agentEvent{kind: forksDone, started: make([]startedRank, len(a.cfg.ranks))}
 	for i := range e.started {
@@ -252,6 +259,9 @@ func (a *agent) forkOne(i int) error {
 		Files: []uintptr{uintptr(r.stdin), uintptr(outW), uintptr(errW)},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	})
+	if a.cfg.onFork != nil {
+		a.cfg.onFork(r.rank)
+	}
 	unix.Close(outW)
 	if !a.cfg.merge {
 		unix.Close(errW)
@@ -274,10 +284,11 @@ func (a *agent) forkOne(i int) error {
 	}
 	a.mu.Lock()
 	a.pids[i], a.since[i] = pid, start
+	a.known(i)
 	late := a.late
 	if a.sent != 0 {
 		late = append(late, a.sent)
-		if !isZombie(pid) {
+		if a.startingLives() {
 			a.sentTo[i] = a.sent
 		}
 	}
@@ -321,9 +332,13 @@ func (a *agent) watchRank(i, pidfd, outR, errR int) error {
 		}
 	}
 	a.mu.Lock()
-	a.early[i], a.starting = isZombie(a.pids[i]), -1
+	a.startingLives() // what ends from here on has its place in the order of the set
 	a.mu.Unlock()
-	return a.register(a.poller.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
+	err := a.register(a.poller.ep, unix.EPOLL_CTL_ADD, pidfd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i), Pad: int32(pidfd)})
+	a.mu.Lock()
+	a.starting = -1
+	a.mu.Unlock()
+	return err
 }
 
 // watch waits for the ranks and the keeper.
@@ -331,7 +346,11 @@ func (a *agent) watch() {
 	defer a.threads.Done()
 	events := make([]unix.EpollEvent, 128)
 	for {
-		n, err := a.poller.wait(events, -1)
+		wait := int(earlyLook.Milliseconds())
+		if a.forked.Load() {
+			wait = -1
+		}
+		n, err := a.poller.wait(events, wait)
 		if err == unix.EINTR {
 			continue
 		}
@@ -339,14 +358,16 @@ func (a *agent) watch() {
 			a.report(agentEvent{kind: agentFailed, err: fmt.Errorf("wait for the ranks: epoll: %w", err)})
 			return
 		}
-		now := time.Now()
+		if n == 0 {
+			a.lookEarly()
+		}
 		for _, e := range events[:n] {
 			switch e.Fd {
 			case watchQuit:
 				return
 			case watchKeeper:
 				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
-				a.report(agentEvent{kind: keeperDied, pid: a.cfg.keeper.PID(), at: now})
+				a.report(agentEvent{kind: keeperDied, pid: a.cfg.keeper.PID(), at: time.Now()})
 			default:
 				i, pidfd := int(e.Fd), int(e.Pad)
 				status, ended := peek(unix.P_PIDFD, pidfd)
@@ -358,12 +379,12 @@ func (a *agent) watch() {
 				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, pidfd, nil)
 				unix.Close(pidfd)
 				a.mu.Lock()
-				pid, sent, at := a.pids[i], a.sentTo[i], now
-				if a.early[i] {
-					// It ended at some time before it was watched: as soon as can be, for those that were seen to end may have done so because of it.
-					at = slices.MaxFunc([]time.Time{a.since[i], a.alive[i]}, time.Time.Compare).Add(time.Nanosecond)
-				} else if !status.ok() && a.starting >= 0 && a.startingLives() {
-					a.alive[a.starting] = now // its end comes after this one
+				if !status.ok() && a.starting != i {
+					a.startingLives() // if it does not, it ended before this one: what is not watched yet can only be seen later
+				}
+				pid, sent, at := a.pids[i], a.sentTo[i], a.gone[i]
+				if at.IsZero() {
+					at = time.Now()
 				}
 				a.mu.Unlock()
 				if status.code() == exitSignalBase+int(syscall.SIGKILL) && sent != syscall.SIGKILL {
@@ -373,18 +394,6 @@ func (a *agent) watch() {
 			}
 		}
 	}
-}
-
-// startingLives reports whether the rank that is being started has not ended yet, as far as can be known. The caller holds mu.
-func (a *agent) startingLives() bool {
-	if pid := a.pids[a.starting]; pid != 0 {
-		return !isZombie(pid)
-	}
-	// The fork has not told its number yet.
-	self := syscall.Getpid()
-	return !slices.ContainsFunc(keeper.Processes(), func(p keeper.Process) bool {
-		return p.Parent == self && p.State == 'Z' && !slices.Contains(a.pids, p.PID) && !a.cfg.spare[p.PID]
-	})
 }
 
 // isZombie reports whether a child has ended that nobody has waited for.
@@ -433,6 +442,7 @@ func peek(kind, id int) (exitStatus, bool) {
 func (a *agent) ended() (ranks []int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.startingLives() // its end is reported later, with the time of now
 	for i, pid := range a.pids {
 		if pid == 0 {
 			continue

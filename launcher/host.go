@@ -87,6 +87,7 @@ type hostConfig struct {
 	ownProcess bool
 	ways       bool           // children of this process may be ways to other hosts
 	unreached  func(host int) // the host's node does not reach another one; with several hosts
+	onFork     func(rank int) // nil, but in tests: as of agentConfig
 	keeper     *keeper.Keeper // one that has begun; nil: start one. The host owns it
 	files      bool           // it has files to remove
 }
@@ -221,7 +222,7 @@ func (h *localHost) meet(m meeting) error {
 	}
 	var err error
 	h.agent, err = newAgent(agentConfig{ranks: h.cfg.ranks, host: h.cfg.index, events: h.cfg.events, output: h.cfg.output, merge: h.cfg.merge,
-		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, files: h.cfg.files, job: h.cfg.job})
+		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, files: h.cfg.files, job: h.cfg.job, onFork: h.cfg.onFork})
 	return err
 }
 

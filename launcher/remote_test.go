@@ -19,7 +19,7 @@ func agentMain(args []string) {
 	if len(args) == 2 && args[0] == "verify" {
 		err = VerifyAgent(args[1])
 	} else {
-		err = ServeAgent()
+		err = serveAgent(holdFork(os.Getenv("GORUN_TEST_HOLD")))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gorun agent:", err)
@@ -156,7 +156,7 @@ func FuzzAgentSays(f *testing.F) {
 		r.acct.Hosts = make([]HostAccount, 2)
 		h := &remoteHost{index: 1, stdin: r.stdin, size: 3, name: "b", ranks: []int{1, 2}, running: map[int]bool{1: true, 2: true}, events: r.events, doubt: r.doubt,
 			unreached: func(int, int) {}, log: func(string) {}, gone: make(chan struct{}), wasReaped: make(chan struct{})}
-		local := &localHost{node: &fakeNode{}, agent: &agent{}}
+		local := &localHost{node: &fakeNode{}, agent: &agent{starting: -1}}
 		r.hosts = []hostAgent{local, &deafHost{remoteHost: h}}
 		for in := bytes.NewReader(b); ; {
 			m, err := agentwire.Read(in)

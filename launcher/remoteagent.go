@@ -45,7 +45,10 @@ func VerifyAgent(hash string) error { return push.Verify(hash) }
 // ServeAgent is the life of an agent: it runs the ranks of this host as gorun says on in and out, which it takes over. Nothing
 // of the job is left on the host when it returns, also when in has ended: then its ranks get SIGTERM, and SIGKILL after the kill
 // grace, a second at most.
-func ServeAgent() error {
+func ServeAgent() error { return serveAgent(nil) }
+
+// serveAgent is ServeAgent. onFork is nil, but in tests: as of agentConfig.
+func serveAgent(onFork func(rank int)) error {
 	debug.SetGCPercent(agentGC)
 	if isTerminal(0) {
 		return errors.New("is started by gorun itself, on other hosts")
@@ -78,7 +81,7 @@ func ServeAgent() error {
 	// From here on no one but gorun ends the agent in order. Signals are caught, not ignored: ranks would inherit that.
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGTSTP, syscall.SIGPIPE)
-	s := &agentServer{mux: mux, session: session, signals: signals, messages: make(chan *agentwire.Message)}
+	s := &agentServer{mux: mux, session: session, onFork: onFork, signals: signals, messages: make(chan *agentwire.Message)}
 	s.looking, s.giveUp = context.WithCancel(context.Background())
 	defer mux.Close()
 	return s.serve()
@@ -118,6 +121,7 @@ func (c *stdioConn) Close() error                { return errors.Join(c.in.Close
 type agentServer struct {
 	mux      *agentwire.Mux
 	session  int // descriptor from which mux reads
+	onFork   func(rank int)
 	signals  chan os.Signal
 	messages chan *agentwire.Message // closed at the end of the session
 
@@ -257,7 +261,7 @@ func (s *agentServer) prepare() error {
 		return fmt.Errorf("open /dev/null: %w", err)
 	}
 	cfg := hostConfig{
-		job: j.Job, start: startNode, masterPort: j.MasterPort, ownProcess: true,
+		job: j.Job, start: startNode, masterPort: j.MasterPort, ownProcess: true, onFork: s.onFork,
 		environ: s.environ,
 		unreached: func(host int) {
 			if s.inPause() {

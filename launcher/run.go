@@ -70,9 +70,10 @@ type Options struct {
 	// ranks leave behind (as a child subreaper) and ends it, whatever its environment says.
 	OwnProcess bool
 
-	start func(context.Context, node.Config) (control, error) // nil: startNode
-	way   way.Way                                             // nil: as the plan says
-	bind  netip.Addr                                          // where the nodes of all hosts listen; zero: where the others reach them
+	start  func(context.Context, node.Config) (control, error) // nil: startNode
+	way    way.Way                                             // nil: as the plan says
+	onFork func(rank int)                                      // as of agentConfig
+	bind   netip.Addr                                          // where the nodes of all hosts listen; zero: where the others reach them
 }
 
 // runner is a job that runs.
@@ -282,7 +283,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		environ: func(rank int, job, control string, m meeting) []string {
 			return onInterface(p.environ(&p.Ranks[rank], p.atLaunch(job, control, m.addr, m.port)), m.iface)
 		},
-		events: r.events, output: r.output, merge: p.Merge, ownProcess: r.o.OwnProcess, ways: len(p.Hosts) > 1,
+		events: r.events, output: r.output, merge: p.Merge, ownProcess: r.o.OwnProcess, ways: len(p.Hosts) > 1, onFork: r.o.onFork,
 		unreached: func(host int) { r.unreached(index, host) },
 	})
 	if err != nil {

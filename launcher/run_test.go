@@ -244,7 +244,7 @@ func TestSignalEndsLastWords(t *testing.T) {
 	n := &fakeNode{said: []node.Suspicion{{By: 0, Rank: 1}}}
 	signals := make(chan os.Signal, 1)
 	r := &runner{plan: &Plan{KillGrace: time.Hour}, o: Options{Signals: signals}, acct: &Account{Ranks: make([]RankAccount, 2)}, failed: 0,
-		hosts: []hostAgent{&localHost{node: n, agent: &agent{}}}}
+		hosts: []hostAgent{&localHost{node: n, agent: &agent{starting: -1}}}}
 	r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
 	if r.lastSig != 0 || r.next == nil {
 		t.Fatalf("sent %v at once, want a wait", r.lastSig)
