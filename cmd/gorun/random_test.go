@@ -72,16 +72,15 @@ func randomEndsJob(t *testing.T, home string, seed int) {
 		fmt.Fprintf(&script, "[ $RANK = %d ] && trap '' TERM INT\n", deaf)
 	}
 	fmt.Fprintf(&script, "[ $RANK = %d ] && trap 'exit 77' TERM INT\n", rnd.IntN(2*np))
-	pause := ""
+	pause := "[ $n -ge 30 ] || sleep 0.1" // as in newRandomJob
 	if hosts {
-		pause = "sleep 0.3; " // agents see the ends of their ranks when they get to run
+		pause = "sleep 0.3" // agents see the ends of their ranks when they get to run
 	}
-	fmt.Fprintf(&script, "after() { until [ -e pid$1 ]; do sleep 0.01; done; until grep -q '^State:.[ZX]' /proc/$(cat pid$1)/status || ! [ -e /proc/$(cat pid$1) ]; do sleep 0.01; done; %s}\ncase $RANK in\n", pause)
+	fmt.Fprintf(&script, "after() { n=0; until [ -e pid$1 ]; do sleep 0.01; n=$((n+1)); done; until grep -q '^State:.[ZX]' /proc/$(cat pid$1)/status || ! [ -e /proc/$(cat pid$1) ]; do sleep 0.01; n=$((n+1)); done; %s; }\ncase $RANK in\n", pause)
 	code, reason, cause := 0, "done", -1
 	for i, rank := range order {
 		e := randomEnds(rnd)
-		// The first waits for all: of a rank that ends before gorun watches it nobody knows when it ended.
-		before := fmt.Sprintf("for r in $(seq 0 %d); do until [ -e pid$r ]; do sleep 0.01; done; done; sleep 0.1; ", np-1)
+		before := "" // the first ends while others are still being started
 		if i > 0 {
 			before = fmt.Sprintf("after %d; ", order[i-1])
 		}
