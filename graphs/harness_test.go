@@ -179,9 +179,20 @@ func openFiles(t *testing.T) int {
 	return len(fds)
 }
 
+// large is the length of a buffer that takes a while. The race detector makes it longer.
+func large() int {
+	if raceEnabled || isFake() {
+		return 1 << 18
+	}
+	return 4 << 20
+}
+
+// room bounds what takes a moment, and takes longer on a machine that does much else. Real devices, on a machine of their own, are held to less.
+const room = 20 * time.Second
+
 // eventually waits until f gives nil, a generous while.
 func eventually(ctx context.Context, f func() error) error {
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(room)
 	for {
 		err := f()
 		if err == nil || time.Now().After(deadline) {

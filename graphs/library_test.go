@@ -349,7 +349,7 @@ func TestReplayDeadline(t *testing.T) {
 			if err := c.Abort(err); err != nil {
 				return err
 			}
-			if took := time.Since(begin); took > 5*time.Second {
+			if took := time.Since(begin); took > room {
 				return fmt.Errorf("the abort took %v: the graph held it", took)
 			}
 			if err := wantText(s.Synchronize(ctx), "abort"); err != nil {
@@ -401,7 +401,7 @@ func TestAbortUnderGraphs(t *testing.T) {
 		if err := c.Abort(errOwn); err != nil {
 			return err
 		}
-		if took := time.Since(begin); took > 5*time.Second {
+		if took := time.Since(begin); took > room {
 			return fmt.Errorf("the abort took %v: the graphs held it", took)
 		}
 		if err := errors.Join(wantText(gs[0].Launch(r.stream), "abort"), c.Close()); err != nil {
@@ -463,7 +463,7 @@ func TestTransferThenCollective(t *testing.T) {
 			}, r.comm)
 		}
 		sum := func(s *cuda.Stream) error { return nccl.AllReduce(r.comm, r.b.All(), r.a.All(), nccl.Sum, s) }
-		short, cancel := context.WithTimeout(ctx, 20*time.Second)
+		short, cancel := context.WithTimeout(ctx, room)
 		defer cancel()
 		both := func(s *cuda.Stream) error { return errors.Join(swap(s), sum(s)) }
 		for _, parts := range [][]func(*cuda.Stream) error{{both}, {swap, sum}} {
@@ -507,7 +507,7 @@ func TestTransferThenCollective(t *testing.T) {
 // TestFreeUnderGraph: what would lose the device is refused while the graph lives, and carried out afterwards.
 func TestFreeUnderGraph(t *testing.T) {
 	everywhere(t, func(ctx context.Context, r *rank) error {
-		buf, err := nccl.Alloc[float32](r.dev, 4<<20)
+		buf, err := nccl.Alloc[float32](r.dev, large())
 		if err != nil {
 			return err
 		}
@@ -592,7 +592,7 @@ func TestLibraryRandomEnds(t *testing.T) {
 // TestRegistrationUnderGraph has a buffer registered by the program and by a graph. Whichever goes first, replays stay right, and nothing is left in the end.
 func TestRegistrationUnderGraph(t *testing.T) {
 	everywhere(t, func(ctx context.Context, r *rank) error {
-		buf, err := nccl.Alloc[float32](r.dev, 4<<20)
+		buf, err := nccl.Alloc[float32](r.dev, large())
 		if err != nil {
 			return err
 		}

@@ -457,7 +457,7 @@ func (m mistake) on(ctx context.Context, r *rank, culprit int) error {
 	r.culprit = culprit
 	begin := time.Now()
 	err := do(ctx, r)
-	if r.took = time.Since(begin); r.took > 20*time.Second {
+	if r.took = time.Since(begin); r.took > room {
 		return fmt.Errorf("the error came after %v: %w", r.took, err)
 	}
 	if err != nil {

@@ -19,8 +19,13 @@ import (
 	"github.com/gorun-dev/gorun/nccl"
 )
 
-// patience is the deadline of ranks that wait for one which does not come.
-const patience = 300 * time.Millisecond
+// patience is the deadline of ranks that wait for one which does not come. The others of n are to be there by then: they would be named, too.
+func patience(n int) time.Duration {
+	if n > 2 {
+		return time.Second
+	}
+	return 300 * time.Millisecond
+}
 
 // replayMistakes are those that ranks make with graphs that all of them have, and captures that a rank does not make.
 func replayMistakes() []mistake {
@@ -83,7 +88,7 @@ func replayMistakes() []mistake {
 	{
 		m := mistake{name: "a replay that does not come", ruined: true,
 			right: with(1, func(ctx context.Context, r *rank, gs []*graphs.Graph) error {
-				short, cancel := context.WithTimeout(ctx, patience)
+				short, cancel := context.WithTimeout(ctx, patience(r.job.Size()))
 				defer cancel()
 				err := launch(short, r, gs...)
 				if errors.Is(err, context.DeadlineExceeded) { // else another one has been first
@@ -102,7 +107,7 @@ func replayMistakes() []mistake {
 	}
 	add(mistake{name: "a capture that does not come",
 		right: func(ctx context.Context, r *rank) error {
-			short, cancel := context.WithTimeout(ctx, patience)
+			short, cancel := context.WithTimeout(ctx, patience(r.job.Size()))
 			defer cancel()
 			_, err := reduceGraph(short, r)
 			return errors.Join(err, r.job.Barrier(ctx))

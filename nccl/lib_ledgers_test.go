@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
@@ -41,7 +40,7 @@ func TestLibraryMismatchInRun(t *testing.T) {
 					}
 				}
 				defer w.comm.Close() // before the buffers go: calls that were enqueued before the error still use them
-				ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+				ctx, cancel := context.WithTimeout(ctx, room)
 				defer cancel()
 				if err == nil && byEvent {
 					err = waitEvent(ctx, w)

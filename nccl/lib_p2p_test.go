@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
@@ -22,7 +21,7 @@ import (
 func TestLibraryPointToPoint(t *testing.T) {
 	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
 		return withDevice(ctx, job, nil, func(w *world) error {
-			const n = 4 << 20 // elements: registered buffers are used at this size
+			n := large()
 			peer := 1 - job.Rank()
 			for _, registered := range []bool{false, true} {
 				b, done, err := openBuffers(w, 4*n, registered)
@@ -53,7 +52,7 @@ func TestLibraryPointToPoint(t *testing.T) {
 				}
 				check := func(what string, salt int32, want func(i int) int32) error {
 					got := make([]int32, n)
-					short, cancel := context.WithTimeout(ctx, 10*time.Second)
+					short, cancel := context.WithTimeout(ctx, room)
 					defer cancel()
 					if err := errors.Join(cuda.CopyToHost(got, recv, w.stream), w.stream.Synchronize(short)); err != nil {
 						return fmt.Errorf("%s, registered=%t: %w", what, registered, err)
@@ -159,7 +158,7 @@ func TestLibraryRegistrationLog(t *testing.T) {
 func TestLibraryMixedTransfer(t *testing.T) {
 	onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error {
 		return withDevice(ctx, job, nil, func(w *world) error {
-			const n = 4 << 20
+			n := large()
 			shared, err := nccl.Alloc[int32](w.dev, n)
 			if err != nil {
 				return err
@@ -192,7 +191,7 @@ func TestLibraryMixedTransfer(t *testing.T) {
 					return err
 				}
 				got := make([]int32, n)
-				short, cancel := context.WithTimeout(ctx, 10*time.Second)
+				short, cancel := context.WithTimeout(ctx, room)
 				err := errors.Join(cuda.CopyToHost(got, recv, w.stream), w.stream.Synchronize(short))
 				cancel()
 				if err != nil {

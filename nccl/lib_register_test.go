@@ -76,7 +76,7 @@ func TestLibraryFirstRegisteredCallLate(t *testing.T) {
 			if err := a.works(); err != nil {
 				return err
 			}
-			if took := time.Since(begin); took > 10*time.Second {
+			if took := time.Since(begin); took > room {
 				return fmt.Errorf("took %v", took)
 			}
 			return nil
@@ -93,7 +93,7 @@ func TestLibraryAbortRegistered(t *testing.T) {
 			return err
 		}
 		defer func() { err = errors.Join(err, dev.Close()) }()
-		const n = 4 << 20
+		n := large()
 		for round := range 3 {
 			culprit := round % job.Size()
 			err := withComm(ctx, job, dev, &nccl.Config{Name: fmt.Sprint("round ", round)}, func(w *world) error {

@@ -23,9 +23,15 @@ import (
 const (
 	contradictionBound = time.Second
 	deathBound         = 3 * time.Second
-	// patience is the deadline of ranks that wait for one which does not come.
-	patience = 300 * time.Millisecond
 )
+
+// patience is the deadline of ranks that wait for one which does not come. The others of n are to be there by then: they would be named, too.
+func patience(n int) time.Duration {
+	if n > 2 {
+		return time.Second
+	}
+	return 300 * time.Millisecond
+}
 
 // attempt is what a rank has for one mistake: a communicator of its own, and buffers of n elements.
 type attempt struct {
@@ -42,7 +48,7 @@ func (a *attempt) keep(f func() error) { a.undo = append(a.undo, f) }
 
 // wait is the outcome of an enqueued call, however it ends.
 func (a *attempt) wait(err error) error {
-	ctx, cancel := context.WithTimeout(a.ctx, 20*time.Second)
+	ctx, cancel := context.WithTimeout(a.ctx, room)
 	defer cancel()
 	return outcome(ctx, a.stream, err)
 }
@@ -51,18 +57,34 @@ func (a *attempt) wait(err error) error {
 // with wrong data: then the communicator tells.
 func (a *attempt) fails(err error) error {
 	err = a.wait(err)
-	for end := time.Now().Add(20 * time.Second); err == nil && time.Now().Before(end); {
+	for end := time.Now().Add(room); err == nil && time.Now().Before(end); {
 		time.Sleep(time.Millisecond)
 		err = a.comm.Err()
 	}
 	return err
 }
 
-// deadline waits no longer than patience.
+// deadline waits no longer than patience, and again while others than the culprit have not come.
 func (a *attempt) deadline(err error) error {
-	ctx, cancel := context.WithTimeout(a.ctx, patience)
-	defer cancel()
-	return outcome(ctx, a.stream, err)
+	for end := time.Now().Add(room); ; {
+		ctx, cancel := context.WithTimeout(a.ctx, patience(2))
+		got := outcome(ctx, a.stream, err)
+		cancel()
+		if !errors.Is(got, context.DeadlineExceeded) || err != nil || !a.namesOther(got) || time.Now().After(end) {
+			return got
+		}
+	}
+}
+
+// namesOther reports whether an error of a wait names a rank that is neither this one nor the culprit as one that has not come.
+func (a *attempt) namesOther(err error) bool {
+	_, waits, _ := strings.Cut(err.Error(), "waits for ")
+	for r := range a.comm.Size() {
+		if r != a.culprit && r != a.comm.Rank() && strings.Contains(waits, fmt.Sprintf("rank %d (", r)) {
+			return true
+		}
+	}
+	return false
 }
 
 func (a *attempt) sum(count int) error {
@@ -289,7 +311,7 @@ func mistakes() []mistake {
 	// Those who wait give up: the late one is told so at its call.
 	given := func(name string, cold bool) mistake {
 		return mistake{name: name, trials: "13, 18", cold: cold, right: func(a *attempt) error {
-			ctx, cancel := context.WithTimeout(a.ctx, patience)
+			ctx, cancel := context.WithTimeout(a.ctx, patience(a.comm.Size()))
 			defer cancel()
 			stop := context.AfterFunc(ctx, func() { a.comm.Abort(ctx.Err()) })
 			defer stop()
@@ -545,7 +567,7 @@ func (m mistake) on(a *attempt, report func(m mistake, culprit int, took time.Du
 // bound is what is demanded where the machine is the test's own; elsewhere only that the error does not take for ever.
 func (m mistake) bound(w *world) time.Duration {
 	if m.within == 0 || w.dev.Platform() == cuda.Host || isFake() {
-		return 15 * time.Second
+		return room
 	}
 	return m.within
 }

@@ -84,7 +84,11 @@ func manyMessages(ctx context.Context, job *bootstrap.Job, seed uint64) error {
 		me := w.comm.Rank()
 		same := rand.New(rand.NewPCG(seed, 0))
 		own := rand.New(rand.NewPCG(seed, uint64(me)+1))
-		for round := range 20 {
+		rounds := 20
+		if raceEnabled {
+			rounds = 8
+		}
+		for round := range rounds {
 			registered := round%2 == 0
 			b, done, err := openBuffers(w, 2*n*size, registered)
 			if err != nil {

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
@@ -46,7 +45,7 @@ func premul[T cuda.Element](w *world, registered bool, count int, of func(float6
 			if err := errors.Join(cuda.CopyToDevice(send, mine, w.stream), call(), cuda.CopyToHost(got, recv, w.stream)); err != nil {
 				return err
 			}
-			ctx, cancel := context.WithTimeout(w.ctx, 20*time.Second)
+			ctx, cancel := context.WithTimeout(w.ctx, room)
 			defer cancel()
 			if err := w.stream.Synchronize(ctx); err != nil {
 				return err
@@ -223,7 +222,7 @@ func TestPreMulSumMistakes(t *testing.T) {
 			op = again
 		}
 		err = sum(op)
-		ctx, cancel := context.WithTimeout(w.ctx, 20*time.Second)
+		ctx, cancel := context.WithTimeout(w.ctx, room)
 		defer cancel()
 		return wantErr(outcome(ctx, w.stream, err), nccl.ErrMismatch, "rank 1: all-reduce of 4 float32, pre-multiplied sum 3; rank 0: all-reduce of 4 float32, pre-multiplied sum 2")
 	}

@@ -291,7 +291,7 @@ func TestLedgerContradiction(t *testing.T) {
 					}
 					start := time.Now()
 					err = do(w, b)
-					if took := time.Since(start); took > 3*time.Second {
+					if took := time.Since(start); took > room {
 						return fmt.Errorf("the error came after %v: %v", took, err)
 					}
 					// Which other rank is named depends on who saw it first.
@@ -396,7 +396,7 @@ func TestMeet(t *testing.T) {
 			if _, err := w.comm.MeetPair(ctx, (me+1)%3, nil, "a pair"); !errors.Is(err, nccl.ErrArgument) {
 				return fmt.Errorf("pair outside of a lease: %v", err)
 			}
-			short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			short, cancel := context.WithTimeout(ctx, time.Second) // rank 0 and 2 meet in it
 			defer cancel()
 			if me == 1 {
 				return job.Barrier(ctx)

@@ -39,7 +39,7 @@ func awaitReport(t *testing.T, hosts []ranktest.Host, nodeOf []int, want string)
 		names[i] = fmt.Sprint("h", i)
 	}
 	var lines []string
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(room); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		var all []node.Standing
 		for _, h := range hosts {
 			all = append(all, h.Standings()...)

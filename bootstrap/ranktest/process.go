@@ -55,7 +55,7 @@ func (r Result) String() string {
 // -test.run of this test, under a real node. It returns how each ended; f's error becomes exit code 1 and Output's last line.
 // The part of the test before the call runs in each process, too. One call a test: use subtests for more.
 //
-// A rank that returns has its job closed first. After 60 s the processes are made to dump their goroutines (SIGQUIT), are
+// A rank that returns has its job closed first. After 2 minutes the processes are made to dump their goroutines (SIGQUIT), are
 // killed, and the test fails. env is added to the environment of each ("K=V").
 func RunProcesses(t *testing.T, n int, f func(ctx context.Context, job *bootstrap.Job) error, env ...string) []Result {
 	t.Helper()

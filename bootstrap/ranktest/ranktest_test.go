@@ -111,8 +111,15 @@ func TestHang(t *testing.T) {
 	if os.Getenv(testVar) == t.Name() {
 		runAsRank(t, hang)
 	}
-	p := &processes{t: t, nodeOf: make([]int, 2), results: make([]Result, 2), bound: time.Second}
+	p := &processes{t: t, nodeOf: make([]int, 2), results: make([]Result, 2), bound: 100 * time.Millisecond}
 	p.start(nil)
+	for joined := false; !joined; joined, _ = p.nodes[0].Joined(1) {
+		select {
+		case <-p.ranks[1].done:
+			t.Fatalf("it does not hang: %v", p.results[1])
+		case <-time.After(time.Millisecond):
+		}
+	}
 	p.wait()
 	if r := p.results[1]; !p.late || r.Code != 2 || !strings.Contains(r.Output, "SIGQUIT") || !strings.Contains(r.Output, "TestHang") {
 		t.Errorf("late %v, %v", p.late, r)
