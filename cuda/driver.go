@@ -41,7 +41,7 @@ type driverDevice struct {
 	vmm    vmm
 	pinned pinnedPool
 
-	captures driverCaptures
+	captures captures
 	helpers  sync.WaitGroup // host functions and release callbacks under way
 	releases releaseQueue
 

@@ -3,10 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -14,61 +11,21 @@ import (
 	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
-// driverCaptures are the captures in progress on a device that were begun here.
-type driverCaptures struct {
-	n      atomic.Int32
-	mu     sync.Mutex // guards active
-	active []*driverCapture
-}
-
-func (cs *driverCaptures) any() bool { return cs.n.Load() > 0 }
-
-func (cs *driverCaptures) change(change func([]*driverCapture) []*driverCapture) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	cs.active = change(cs.active)
-	cs.n.Store(int32(len(cs.active)))
-}
-
 // unsafeCall refuses what a capture forbids to this thread before the driver does: the driver's calls for shareable memory do not, and
 // leave a graph that cannot run.
-func (g *driverDevice) unsafeCall(op string) error {
-	if !g.captures.any() {
-		return nil
-	}
-	tid := unix.Gettid()
-	g.captures.mu.Lock()
-	active := slices.Clone(g.captures.active)
-	g.captures.mu.Unlock()
-	var refused error
-	for _, c := range active {
-		if c.mode == CaptureGlobal || c.mode == CaptureThreadLocal && c.tid == tid {
-			refused = c.forbid(op, "")
-		}
-	}
-	return refused
-}
+func (g *driverDevice) unsafeCall(op string) error { return g.captures.unsafeCall(op) }
 
 // driverCapture is a capture of the driver, and what this package knows of it. One that a forbidden call has spoilt here may still be
 // whole for the driver; EndCapture then throws its graph away.
 type driverCapture struct {
-	g      *driverDevice
-	pub    *Capture
-	mode   CaptureMode
-	tid    int
-	origin *driverStream
+	capturing
+	g *driverDevice
 
-	mu      sync.Mutex // guards what follows
-	st      CaptureState
-	cause   error // of the invalidation
+	// Guarded by mu.
 	noted   error // the first call that the driver refused
 	streams []*driverStream
 	calls   []uint64 // host functions, for the graph
 	pieces  []pinnedPiece
-}
-
-func (c *driverCapture) String() string {
-	return fmt.Sprintf("%s capture %d on %s", c.mode, c.pub.id, c.origin)
 }
 
 // state asks the driver too, which may know of a forbidden call of somebody else.
@@ -84,18 +41,10 @@ func (c *driverCapture) state() CaptureState {
 		return st
 	}
 	defer in.leave()
-	if status, err := c.g.drv.StreamCaptureStatus(c.origin.h); err != nil || status != cusys.CaptureActive {
+	if status, err := c.g.drv.StreamCaptureStatus(c.origin.(*driverStream).h); err != nil || status != cusys.CaptureActive {
 		return CaptureInvalidated
 	}
 	return CaptureActive
-}
-
-func (c *driverCapture) invalidate(cause error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.st == CaptureActive {
-		c.st, c.cause = CaptureInvalidated, cause
-	}
 }
 
 // note keeps the first refusal of the driver, which mostly is why the driver says at the end that the capture is invalid.
@@ -105,31 +54,6 @@ func (c *driverCapture) note(err error) {
 	if c.noted == nil {
 		c.noted = err
 	}
-}
-
-func (c *driverCapture) forbid(op, subject string) error { return c.forbidCause(op, subject, nil) }
-
-func (c *driverCapture) forbidCause(op, subject string, why error) error {
-	cause := fmt.Errorf("%w (%s)", ErrCaptureUnsafe, c)
-	if why != nil {
-		cause = fmt.Errorf("%w: %w", cause, why)
-	}
-	err := &Error{Op: op, Detail: subject, Err: cause}
-	c.invalidate(err)
-	return err
-}
-
-// usable says why nothing can be recorded.
-func (c *driverCapture) usable() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch c.st {
-	case CaptureInvalidated:
-		return fmt.Errorf("%w: %w", ErrCaptureInvalidated, c.cause)
-	case CaptureNone:
-		return errEnded
-	}
-	return nil
 }
 
 // after and mark are not needed: NCCL orders what one communicator captures itself.
@@ -171,13 +95,13 @@ func (s *driverStream) beginCapture(mode CaptureMode) error {
 	if s.cap.Load() != nil {
 		return &Error{Op: op, Detail: s.String(), Err: errCapturing}
 	}
-	c := &driverCapture{g: s.g, mode: mode, tid: unix.Gettid(), origin: s, st: CaptureActive, streams: []*driverStream{s}}
-	c.pub = &Capture{id: lastID.Add(1), raw: c}
+	c := &driverCapture{g: s.g, streams: []*driverStream{s}}
+	c.begin(c, mode, s)
 	if err := s.enqueueLocked(op, func() error { return s.g.drv.StreamBeginCapture(s.h, cusys.CaptureMode(mode)) }); err != nil {
 		return err
 	}
 	s.cap.Store(c)
-	s.g.captures.change(func(list []*driverCapture) []*driverCapture { return append(list, c) })
+	s.g.captures.add(&c.capturing)
 	return nil
 }
 
@@ -219,9 +143,7 @@ func (s *driverStream) endCapture() (platformGraph, error) {
 		err = s.g.cause(err)
 		in.leave()
 	}
-	s.g.captures.change(func(list []*driverCapture) []*driverCapture {
-		return slices.DeleteFunc(list, func(other *driverCapture) bool { return other == c })
-	})
+	s.g.captures.remove(&c.capturing)
 	for _, other := range streams {
 		other.cap.CompareAndSwap(c, nil)
 	}

@@ -29,7 +29,7 @@ type hostDevice struct {
 	smu     sync.Mutex                    // guards changes of streams
 
 	driver   driver
-	captures captureSet
+	captures captures
 	pool     workers
 	copies   taskPool[copyTask]
 	fills    taskPool[fillTask]

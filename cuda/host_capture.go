@@ -1,68 +1,19 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
-// captureSet are the captures in progress on a device. Without one, the checks cost a load.
-type captureSet struct {
-	n  atomic.Int32
-	mu sync.Mutex // guards active
-	// active is a list in order of their beginning: there is hardly ever more than one.
-	active []*hostCapture
-}
-
-func (cs *captureSet) any() bool { return cs.n.Load() > 0 }
-
-func (cs *captureSet) add(c *hostCapture) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	cs.active = append(cs.active, c)
-	cs.n.Store(int32(len(cs.active)))
-}
-
-func (cs *captureSet) remove(c *hostCapture) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	cs.active = slices.DeleteFunc(cs.active, func(other *hostCapture) bool { return other == c })
-	cs.n.Store(int32(len(cs.active)))
-}
-
-// unsafeCall refuses a potentially unsafe call where a capture's mode forbids it, and invalidates that capture.
-func (h *hostDevice) unsafeCall(op string) error {
-	if !h.captures.any() {
-		return nil
-	}
-	tid := unix.Gettid()
-	h.captures.mu.Lock()
-	active := slices.Clone(h.captures.active)
-	h.captures.mu.Unlock()
-	var refused error
-	for _, c := range active {
-		if c.mode == CaptureGlobal || c.mode == CaptureThreadLocal && c.tid == tid {
-			refused = c.forbid(op, "")
-		}
-	}
-	return refused
-}
+func (h *hostDevice) unsafeCall(op string) error { return h.captures.unsafeCall(op) }
 
 // hostCapture records what its streams enqueue as nodes.
 type hostCapture struct {
-	h      *hostDevice
-	pub    *Capture
-	mode   CaptureMode
-	tid    int
-	origin *hostStream
+	capturing
 
-	mu      sync.Mutex // guards what follows
-	st      CaptureState
-	cause   error
+	// Guarded by mu.
 	nodes   []capturedNode
 	streams []*hostStream // that joined, with the origin
 	last    map[any][]int32
@@ -87,58 +38,11 @@ type capturedEvent struct {
 	deps []int32
 }
 
-func (c *hostCapture) String() string {
-	return fmt.Sprintf("%s capture %d on %s", c.mode, c.pub.id, c.origin)
-}
-
 func (c *hostCapture) state() CaptureState {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.st
 }
-
-// invalidate spoils the capture; the first cause stays.
-func (c *hostCapture) invalidate(cause error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.invalidateLocked(cause)
-}
-
-func (c *hostCapture) invalidateLocked(cause error) {
-	if c.st == CaptureActive {
-		c.st, c.cause = CaptureInvalidated, cause
-	}
-}
-
-// forbid is a call that spoils the capture: the error for its caller. After the end of the capture it is only that.
-func (c *hostCapture) forbid(op, subject string) error { return c.forbidCause(op, subject, nil) }
-
-func (c *hostCapture) forbidCause(op, subject string, why error) error {
-	cause := fmt.Errorf("%w (%s)", ErrCaptureUnsafe, c)
-	if why != nil {
-		cause = fmt.Errorf("%w: %w", cause, why)
-	}
-	err := &Error{Op: op, Detail: subject, Err: cause}
-	c.invalidate(err)
-	return err
-}
-
-// usable says why nothing can be recorded. mu is held.
-func (c *hostCapture) usable() error {
-	switch c.st {
-	case CaptureInvalidated:
-		return fmt.Errorf("%w: %w", ErrCaptureInvalidated, c.cause)
-	case CaptureNone:
-		return errEnded
-	}
-	return nil
-}
-
-var (
-	errEnded        = fmt.Errorf("%w: the capture has ended", ErrCaptureUnsafe)
-	errNotCapturing = errors.New("the stream is not capturing")
-	errCapturing    = errors.New("the stream is capturing already")
-)
 
 func (s *hostStream) beginCapture(mode CaptureMode) error {
 	const op = "begin capture"
@@ -150,11 +54,10 @@ func (s *hostStream) beginCapture(mode CaptureMode) error {
 	if s.rec != nil {
 		return &Error{Op: op, Detail: s.String(), Err: errCapturing}
 	}
-	c := &hostCapture{h: s.h, mode: mode, tid: unix.Gettid(), origin: s, st: CaptureActive,
-		streams: []*hostStream{s}, last: make(map[any][]int32)}
-	c.pub = &Capture{id: lastID.Add(1), raw: c}
+	c := &hostCapture{streams: []*hostStream{s}, last: make(map[any][]int32)}
+	c.begin(c, mode, s)
 	s.rec = &recording{c: c}
-	s.h.captures.add(c)
+	s.h.captures.add(&c.capturing)
 	return nil
 }
 
@@ -166,7 +69,7 @@ func (s *hostStream) recordNode(op string, e entry) error {
 	c := s.rec.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.usable(); err != nil {
+	if err := c.usableLocked(); err != nil {
 		return &Error{Op: op, Detail: s.String(), Err: err}
 	}
 	r := s.rec
@@ -188,7 +91,7 @@ func union(a, b []int32) []int32 {
 func (r *recording) event(op string) (*capturedEvent, error) {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
-	if err := r.c.usable(); err != nil {
+	if err := r.c.usableLocked(); err != nil {
 		return nil, &Error{Op: op, Err: err}
 	}
 	return &capturedEvent{c: r.c, deps: union(r.deps, r.extra)}, nil
@@ -204,7 +107,7 @@ func (s *hostStream) join(op string, e *hostEvent, ev *capturedEvent) error {
 	c := ev.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.usable(); err != nil {
+	if err := c.usableLocked(); err != nil {
 		return &Error{Op: op, Detail: e.String(), Err: err}
 	}
 	if s.rec == nil {
@@ -271,7 +174,7 @@ func (s *hostStream) endCapture() (platformGraph, error) {
 		c.mu.Unlock()
 		return nil, &Error{Op: op, Detail: s.String(), Err: errNotCapturing} // another EndCapture was first
 	}
-	err := c.usable()
+	err := c.usableLocked()
 	if err == nil {
 		err = c.unjoined(rec)
 	}
@@ -280,7 +183,7 @@ func (s *hostStream) endCapture() (platformGraph, error) {
 	c.nodes, c.last = nil, nil
 	c.mu.Unlock()
 
-	s.h.captures.remove(c)
+	s.h.captures.remove(&c.capturing)
 	for _, other := range streams {
 		other.mu.Lock()
 		if other.rec != nil && other.rec.c == c {
