@@ -60,14 +60,12 @@ const (
 )
 
 func (h *host) newColl(call *Call, mode Mode) *collTask {
-	h.poolMu.Lock()
 	var t *collTask
-	if k := len(h.colls); k > 0 && mode == 0 {
-		t, h.colls = h.colls[k-1], h.colls[:k-1]
-	} else {
+	if mode == 0 {
+		t = h.colls.get()
+	} else { // it stays with its graph
 		t = new(collTask)
 	}
-	h.poolMu.Unlock()
 	*t = collTask{h: h, call: *call}
 	if call.Red > Avg {
 		t.scalar = h.c.madeOp(call.Red).scalar // validate has looked
@@ -701,9 +699,7 @@ func (t *collTask) finish(reuse bool) {
 	}
 	h.pending.Add(-1)
 	if reuse {
-		h.poolMu.Lock()
-		h.colls = append(h.colls, t)
-		h.poolMu.Unlock()
+		h.colls.put(t)
 	}
 }
 

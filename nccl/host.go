@@ -54,10 +54,10 @@ type host struct {
 	acc            []byte   // see reduce
 	scalars        []uint64 // of the members, where the collective is a pre-multiplied sum
 
-	poolMu sync.Mutex // guards the pools
-	colls  []*collTask
-	p2ps   []*p2pTask
-	marks  []*markTask
+	// What was carried out is used again.
+	colls taskPool[collTask]
+	p2ps  taskPool[p2pTask]
+	marks taskPool[markTask]
 
 	peers peerMappings
 	links *hostLinks // nil where all members are on one host
@@ -404,14 +404,7 @@ type markTask struct {
 }
 
 func (h *host) newMark(r Replay, end bool) *markTask {
-	h.poolMu.Lock()
-	var t *markTask
-	if k := len(h.marks); k > 0 {
-		t, h.marks = h.marks[k-1], h.marks[:k-1]
-	} else {
-		t = new(markTask)
-	}
-	h.poolMu.Unlock()
+	t := h.marks.get()
 	*t = markTask{h: h, r: r, end: end}
 	h.pending.Add(1)
 	return t
@@ -451,9 +444,7 @@ func (t *markTask) finish(err error) error {
 	t.over = true
 	h.pending.Add(-1)
 	if err == nil {
-		h.poolMu.Lock()
-		h.marks = append(h.marks, t)
-		h.poolMu.Unlock()
+		h.marks.put(t)
 	}
 	return err
 }

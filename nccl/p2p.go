@@ -44,14 +44,12 @@ const (
 )
 
 func (h *host) newP2P(calls []Call, mode Mode) *p2pTask {
-	h.poolMu.Lock()
 	var t *p2pTask
-	if k := len(h.p2ps); k > 0 && mode == 0 {
-		t, h.p2ps = h.p2ps[k-1], h.p2ps[:k-1]
-	} else {
+	if mode == 0 {
+		t = h.p2ps.get()
+	} else { // it stays with its graph
 		t = new(p2pTask)
 	}
-	h.poolMu.Unlock()
 	*t = p2pTask{h: h, ops: t.ops[:0], heads: t.heads[:0]}
 	if mode == 0 {
 		t.ticket = h.ticket()
@@ -425,9 +423,7 @@ func (t *p2pTask) finish(reuse bool) {
 	}
 	h.pending.Add(-1)
 	if reuse {
-		h.poolMu.Lock()
-		h.p2ps = append(h.p2ps, t)
-		h.poolMu.Unlock()
+		h.p2ps.put(t)
 	}
 }
 
