@@ -65,3 +65,17 @@ type usageError struct{ error }
 func usagef(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format+"; -h shows the flags", args...)}
 }
+
+// parseFlags parses the arguments of a command that takes flags only; flag.ErrHelp comes back as it is.
+func parseFlags(fs *flag.FlagSet, args []string) error {
+	fs.SetOutput(io.Discard)
+	switch err := fs.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return err
+	case err != nil:
+		return usagef("%w", err)
+	case fs.NArg() > 0:
+		return usagef("unexpected argument %q", fs.Arg(0))
+	}
+	return nil
+}

@@ -3,7 +3,6 @@ package main
 import (
 	"flag"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -161,7 +160,6 @@ func parseBytes(s string) (uint64, error) {
 func parse(args []string) (*config, error) {
 	c := &config{ops: opNames, modes: modeNames, calls: callsNames, places: placeNames[:1], min: 8, max: 64 << 20}
 	fs := flag.NewFlagSet("gorun-bench", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	fs.Usage = func() {}
 	fs.Var(list{&c.ops, opNames, "operation"}, "op", "")
 	fs.Var(list{&c.modes, modeNames, "mode"}, "mode", "")
@@ -191,14 +189,8 @@ func parse(args []string) (*config, error) {
 	})
 	fs.BoolVar(&c.check, "c", false, "")
 	fs.BoolVar(&c.json, "json", false, "")
-	if err := fs.Parse(args); err != nil {
-		if err == flag.ErrHelp {
-			return nil, err
-		}
-		return nil, fmt.Errorf("%w; -h shows the flags", err)
-	}
-	if fs.NArg() > 0 {
-		return nil, fmt.Errorf("unexpected argument %q; -h shows the flags", fs.Arg(0))
+	if err := parseFlags(fs, args); err != nil {
+		return nil, err
 	}
 	if _, ok := types[c.dtype]; !ok {
 		return nil, fmt.Errorf("-t %s: there are %s", c.dtype, strings.Join(typeNames, ", "))

@@ -46,14 +46,8 @@ const probeElements = 1 << 16
 
 func probeMain(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	fs := flag.NewFlagSet("gorun-bench probe", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
+	if err := parseFlags(fs, args); err != nil {
 		return err
-	case err != nil:
-		return usagef("%w", err)
-	case fs.NArg() > 0:
-		return usagef("unexpected argument %q", fs.Arg(0))
 	}
 	job, err := bootstrap.Join(ctx)
 	if err != nil {

@@ -51,16 +51,10 @@ func (e *faultsError) Error() string { return fmt.Sprintf("%d faults found", e.n
 // registrationMain is the program "gorun-bench registration".
 func registrationMain(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("gorun-bench registration", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	asJSON := fs.Bool("json", false, "")
 	verbose := fs.Bool("v", false, "")
-	switch err := fs.Parse(args); {
-	case errors.Is(err, flag.ErrHelp):
+	if err := parseFlags(fs, args); err != nil {
 		return err
-	case err != nil:
-		return usagef("%w", err)
-	case fs.NArg() > 0:
-		return usagef("unexpected argument %q", fs.Arg(0))
 	}
 	dir, err := os.MkdirTemp("", "gorun-registration-")
 	if err != nil {
