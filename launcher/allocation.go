@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
@@ -115,7 +116,7 @@ func pbsAllocation(env map[string]string) (Allocation, error) {
 	a := Allocation{From: "PBS_NODEFILE"}
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return a, fmt.Errorf("PBS_NODEFILE %s: %s", file, reason(err))
+		return a, fmt.Errorf("PBS_NODEFILE %s: %s", file, hostfacts.Reason(err))
 	}
 	a.Hosts, err = DecodeHostfile(file, data)
 	if err != nil {

@@ -3,20 +3,18 @@ package launcher
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
 )
 
 // ReadHostfile reads the hosts of a hostfile. An error is a *UsageError that names file, line and column.
 func ReadHostfile(name string) ([]Host, error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
-		if p, ok := errors.AsType[*fs.PathError](err); ok {
-			err = p.Err
-		}
-		return nil, usagef("hostfile %s: %v", name, err)
+		return nil, usagef("hostfile %s: %s", name, hostfacts.Reason(err))
 	}
 	return DecodeHostfile(name, data)
 }

@@ -3,7 +3,6 @@ package launcher
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math"
 	"os"
@@ -13,6 +12,8 @@ import (
 	"time"
 
 	"github.com/BurntSushi/toml"
+
+	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
 )
 
 // hostKeys are the keys of a [[host]]; those with a max are numbers from 1.
@@ -76,10 +77,7 @@ func ReadJobFile(name string) (Job, error) {
 func ReadJobFilePlaces(name string) (Job, Places, error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
-		if p, ok := errors.AsType[*fs.PathError](err); ok {
-			err = p.Err
-		}
-		return Job{}, nil, usagef("job file %s: %v", name, err)
+		return Job{}, nil, usagef("job file %s: %s", name, hostfacts.Reason(err))
 	}
 	return decodeJob(name, data)
 }

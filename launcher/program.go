@@ -17,6 +17,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
 )
 
 // Program is what the ranks run.
@@ -39,17 +41,9 @@ func (e *StartError) Error() string {
 	if e.Err == nil {
 		return e.Msg
 	}
-	return e.Msg + ": " + reason(e.Err)
+	return e.Msg + ": " + hostfacts.Reason(e.Err)
 }
 func (e *StartError) Unwrap() error { return e.Err }
-
-// reason is an error without the system call and the path that the message names already.
-func reason(err error) string {
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return p.Err.Error()
-	}
-	return err.Error()
-}
 
 // FindProgram finds the program of a job. A name without a slash is looked up in the directories of path (the
 // value of PATH); a directory is a Go main package.
@@ -91,7 +85,7 @@ func FindProgram(name, path string) (Program, error) {
 	case err != nil:
 		return p, &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: err}
 	case info.IsDir():
-		if files, _ := filepath.Glob(filepath.Join(globQuote(full), "*.go")); len(files) == 0 {
+		if files, _ := filepath.Glob(filepath.Join(hostfacts.GlobQuote(full), "*.go")); len(files) == 0 {
 			return p, &StartError{Code: ExitCannotRun, Msg: "run " + name + ": is a directory without Go files"}
 		}
 		p.GoDir = full
@@ -120,10 +114,6 @@ func notExecutable(name string) string {
 		return "the file is not executable; a Go program is given by its directory: " + shellQuote(filepath.Dir(name)+"/")
 	}
 	return s
-}
-
-func globQuote(s string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
 
 // executable is nil for a file that this process may execute.

@@ -33,7 +33,7 @@ func dir(path string) Dir {
 		}
 		up := filepath.Dir(at)
 		if !errors.Is(err, fs.ErrNotExist) || up == at {
-			d.Err = reason(err)
+			d.Err = Reason(err)
 			return d
 		}
 		at = up
@@ -85,8 +85,8 @@ func fsName(magic int64) string {
 	return fmt.Sprintf("%#x", uint32(magic))
 }
 
-// reason is an error without the system call and the path, which stand beside it.
-func reason(err error) string {
+// Reason is an error without the system call and the path, which stand beside it.
+func Reason(err error) string {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return p.Err.Error()
 	}

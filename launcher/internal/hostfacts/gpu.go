@@ -57,7 +57,7 @@ func (h host) gpus() []GPU {
 		gpus[i] = n
 	}
 	for _, d := range []struct{ pattern, vendor string }{{"dev/nvidia[0-9]*", nvidia}, {"dev/mtgpu.[0-9]*", mooreThreads}} {
-		found, _ := filepath.Glob(filepath.Join(globQuote(h.Root), d.pattern)) // the pattern is well formed
+		found, _ := filepath.Glob(filepath.Join(GlobQuote(h.Root), d.pattern)) // the pattern is well formed
 		for _, f := range found {
 			dev := "/" + strings.TrimPrefix(strings.TrimPrefix(f, h.Root), "/")
 			if slices.ContainsFunc(gpus, func(g GPU) bool { return g.Device == dev }) {
@@ -91,7 +91,8 @@ func nvidiaInfo(text string) map[string]string {
 	return info
 }
 
-func globQuote(s string) string {
+// GlobQuote makes a path a pattern of filepath.Glob that stands for it alone.
+func GlobQuote(s string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
 

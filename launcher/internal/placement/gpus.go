@@ -48,20 +48,16 @@ func FindGPUs(root string) GPUs {
 
 func devices(pattern string) func(string) int {
 	return func(root string) int {
-		found, _ := filepath.Glob(filepath.Join(globQuote(root), pattern))
+		found, _ := filepath.Glob(filepath.Join(hostfacts.GlobQuote(root), pattern))
 		return len(found)
 	}
-}
-
-func globQuote(s string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
 
 const kfdNodes = "sys/class/kfd/kfd/topology/nodes"
 
 // amdNodes are the nodes of the kernel's topology that are no CPU, in the order in which AMD's library numbers them.
 func amdNodes(root string) []string {
-	found, _ := filepath.Glob(filepath.Join(globQuote(root), kfdNodes, "*/gpu_id"))
+	found, _ := filepath.Glob(filepath.Join(hostfacts.GlobQuote(root), kfdNodes, "*/gpu_id"))
 	var names []string
 	for _, f := range found {
 		if id, err := os.ReadFile(f); err == nil && strings.TrimSpace(string(id)) != "0" {
