@@ -830,7 +830,8 @@ func (r *runner) closeHosts() {
 }
 
 // drain waits for the output of all hosts, and the collectors. A slow reader is waited for as long as it takes, unless the user has
-// interrupted the job or does so now: then it returns false, and a collector may still hang in its last write.
+// interrupted the job or does so now: then it has drainAfterSignal, for the signal may be one that a rank sent before it ended. If that is not enough drain
+// returns false, and a collector may still hang in its last write.
 func (r *runner) drain() bool {
 	done := make(chan struct{})
 	go func() {
@@ -863,7 +864,9 @@ func (r *runner) drain() bool {
 				if !r.ending && r.failed < 0 {
 					r.ending, r.interrupt, r.acct.Reason = true, s.(syscall.Signal), ReasonSignal
 				}
-				return false
+				if giveUp == nil {
+					giveUp = time.After(drainAfterSignal)
+				}
 			}
 		}
 	}

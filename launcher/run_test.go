@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -373,6 +374,56 @@ func TestTwoInterruptsAtOnceAreOne(t *testing.T) {
 	acct := Run(t.Context(), p, Options{Stdout: s, Signals: signals})
 	if got := s.text(); acct.Code != 130 || got != "up\nend\n" {
 		t.Errorf("code %d, output %q, want 130 and the rank's own end", acct.Code, got)
+	}
+}
+
+// gateWriter is a reader that takes nothing while the gate is shut.
+type gateWriter struct {
+	sink
+	open func() bool
+}
+
+func (w *gateWriter) Write(p []byte) (int, error) {
+	for end := time.Now().Add(20 * time.Second); !w.open() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	return w.sink.Write(p)
+}
+
+// A signal comes when all ranks have ended, perhaps from one of them: a reader that goes on reading gets all output, one that does not is given up.
+func TestSignalWhileDraining(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		reads bool
+	}{{"reader", true}, {"no reader", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			signals := make(chan os.Signal, 1)
+			signals <- syscall.SIGTERM
+			var over atomic.Bool
+			w := &gateWriter{open: func() bool { return over.Load() || c.reads && len(signals) == 0 }}
+			output, err := newOutputs(outputConfig{stdout: w, stderr: &sink{}}, 1, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := &runner{plan: &Plan{}, o: Options{Signals: signals}, acct: &Account{Reason: ReasonFailed}, ending: true, hosts: []hostAgent{&fakeHost{}}, output: output}
+			from, to, err := pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := output.addOut(0, from); err != nil {
+				t.Fatal(err)
+			}
+			unix.Write(to, []byte("all of it\n"))
+			unix.Close(to)
+			if got := r.drain(); got != c.reads {
+				t.Errorf("all output was read: %v, want %v", got, c.reads)
+			}
+			if got := w.text(); c.reads && got != "all of it\n" {
+				t.Errorf("read %q", got)
+			}
+			over.Store(true)
+			<-output.finish()
+		})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher"
 )
@@ -192,6 +195,46 @@ func TestOneFailsOthersGoOn(t *testing.T) {
 			}
 		})
 	})
+}
+
+// A rank has sent gorun a signal and failed: the summary is written all the same.
+func TestSignalWhileTelling(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	full, err := unix.FcntlInt(w.Fd(), unix.F_GETPIPE_SZ, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(make([]byte, full)); err != nil {
+		t.Fatal(err)
+	}
+	signals := make(chan os.Signal, 1)
+	signals <- syscall.SIGTERM
+	acct := &launcher.Account{Reason: launcher.ReasonInternal, Error: "it went wrong"}
+	told := make(chan struct{})
+	go func() {
+		tell(stdio{err: launcher.FD(w.Fd()), signals: signals}, acct)
+		w.Close()
+		close(told)
+	}()
+	for end := time.Now().Add(20 * time.Second); len(signals) > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the signal was not taken within 20 s")
+		}
+	}
+	select {
+	case <-told:
+		t.Error("the summary was given up at once")
+	case <-time.After(lastWords / 10):
+	}
+	text, err := io.ReadAll(r)
+	if got := strings.TrimLeft(string(text), "\x00"); err != nil || got != "gorun: it went wrong\n" {
+		t.Errorf("told %q, %v", got, err)
+	}
+	<-told
 }
 
 // stderrLines gives what gorun says, a line a call.

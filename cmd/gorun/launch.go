@@ -181,7 +181,7 @@ func hintCommand(err error, job launcher.Job, program string) error {
 // no reader.
 const lastWords = time.Second
 
-// tell writes the summary. A reader of stderr that is slow is waited for, unless gorun is to end.
+// tell writes the summary. A reader of stderr that is slow is waited for, unless gorun is to end: then it has lastWords.
 func tell(io stdio, acct *launcher.Account) {
 	text := acct.Summary()
 	if text == "" {
@@ -203,8 +203,8 @@ func tell(io stdio, acct *launcher.Account) {
 		case <-over:
 			return
 		case s := <-io.signals:
-			if s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP {
-				return
+			if over == nil && (s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP) {
+				over = time.After(lastWords)
 			}
 		}
 	}
