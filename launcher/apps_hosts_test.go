@@ -4,7 +4,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -33,7 +32,7 @@ func TestAppsOnHosts(t *testing.T) {
 	if d := cmp.Diff(j.lines(), want); d != "" {
 		t.Errorf("-got +want:\n%s", d)
 	}
-	cleanStage(t, h, time.Second)
+	cleanStage(t, h)
 
 	t.Run("a program of one host", func(t *testing.T) {
 		write(t, h.Path(1, "/root/only"), say, 0o755)

@@ -256,7 +256,7 @@ func TestHostsFaultsWhileTheyStart(t *testing.T) {
 	if got := j.wait(); got != 143 {
 		t.Fatalf("exit code %d: %s", got, j.err.String())
 	}
-	cleanStage(t, h, time.Second)
+	cleanStage(t, h)
 	t.Logf("a launch takes %v", whole)
 	const moments = 5
 	for _, c := range []struct {
@@ -293,7 +293,7 @@ func TestHostsFaultsWhileTheyStart(t *testing.T) {
 						if got := j.wait(); got != 143 {
 							t.Errorf("moment %d, SIGTERM: exit code %d: %s", k, got, j.err.String())
 						}
-						cleanStage(t, h, time.Second)
+						cleanStage(t, h)
 						return 0, 0
 					}
 					done++
@@ -305,7 +305,7 @@ func TestHostsFaultsWhileTheyStart(t *testing.T) {
 					for i := range h.Hosts {
 						last = max(last, empty(t, h, i))
 					}
-					cleanStage(t, h, time.Second)
+					cleanStage(t, h)
 					if t.Failed() {
 						t.Fatalf("at %v of a launch (moment %d); stderr %s", whole*time.Duration(k)/(moments-1), k, j.err.String())
 					}
@@ -340,7 +340,7 @@ func TestHostsFaultsWhileTheyStart(t *testing.T) {
 				if err := h.Join(1); err != nil {
 					t.Fatal(err)
 				}
-				cleanStage(t, h, time.Second)
+				cleanStage(t, h)
 				return took, last
 			})
 		}

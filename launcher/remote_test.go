@@ -2,8 +2,12 @@ package launcher
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -49,7 +53,8 @@ func planOn(t *testing.T, job Job, script string, hosts ...string) *Plan {
 	return p
 }
 
-// agentHome is the home directory of agents, which are sent to it once; it is removed at the end of the tests.
+// agentHome is a home directory with this program where gorun sends itself, which takes some time, and is not what these tests are for. It is
+// removed at the end of the tests.
 func agentHome(t *testing.T) string {
 	t.Helper()
 	if homeDir == "" {
@@ -57,11 +62,28 @@ func agentHome(t *testing.T) string {
 		if homeDir, err = os.MkdirTemp("", "gorun-home-"); err != nil {
 			t.Fatal(err)
 		}
+		placeAgent(t, "/proc/self/exe", homeDir)
 	}
 	return homeDir
 }
 
 var homeDir string
+
+// placeAgent puts a program where gorun would send it, below a home directory.
+func placeAgent(t *testing.T, program, home string) {
+	t.Helper()
+	text, err := os.ReadFile(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(text)
+	agent := filepath.Join(home, ".cache", "gorun", "gorun-"+hex.EncodeToString(sum[:]))
+	syscall.ForkLock.RLock() // a child that is forked meanwhile would have it open to write, and it would be busy
+	defer syscall.ForkLock.RUnlock()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(agent), 0o700), os.WriteFile(agent, text, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // remoteOptions are those of a run whose hosts are all this machine, each with an agent of its own.
 func remoteOptions(t *testing.T, o Options) Options {

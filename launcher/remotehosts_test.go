@@ -3,8 +3,6 @@ package launcher
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -48,28 +46,10 @@ func haveAgent(t *testing.T, h *testhosts.Hosts) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hash, err := gorunHash()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for i := range h.Hosts {
-		agent := h.Path(i, "/root/.cache/gorun/gorun-"+hash)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(agent), 0o700), copyProgram(file, agent), os.Chmod(agent, 0o700)); err != nil {
-			t.Fatal(err)
-		}
+		placeAgent(t, file, h.Path(i, "/root"))
 	}
 }
-
-// gorunHash is that of gorunFile.
-var gorunHash = sync.OnceValues(func() (string, error) {
-	file, err := gorunFile()
-	if err != nil {
-		return "", err
-	}
-	text, err := os.ReadFile(file)
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:]), err
-})
 
 func copyProgram(from, to string) error {
 	r, err := os.Open(from)
@@ -77,6 +57,8 @@ func copyProgram(from, to string) error {
 		return err
 	}
 	defer r.Close()
+	syscall.ForkLock.RLock() // as in placeAgent
+	defer syscall.ForkLock.RUnlock()
 	w, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
 	if err != nil {
 		return err

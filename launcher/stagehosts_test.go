@@ -17,7 +17,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -58,7 +57,7 @@ func write(t *testing.T, file, text string, mode os.FileMode) {
 }
 
 // cleanStage fails the test if anything of a job is left on the hosts.
-func cleanStage(t *testing.T, h *testhosts.Hosts, _ time.Duration) {
+func cleanStage(t *testing.T, h *testhosts.Hosts) {
 	t.Helper()
 	clean(t, h)
 	for i := range h.Hosts {
@@ -121,7 +120,7 @@ func TestStageProgram(t *testing.T) {
 		if d := cmp.Diff(staged(t), []int64{all, all, all}); d != "" {
 			t.Errorf("bytes sent, -got +want:\n%s", d)
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("an absolute path, and an executable", func(t *testing.T) {
 		prog := filepath.Join(t.TempDir(), "rank program")
@@ -132,7 +131,7 @@ func TestStageProgram(t *testing.T) {
 		if got := j.run(); got != 0 || len(j.lines()) != 3 {
 			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("there on two, as the same and as another", func(t *testing.T) {
 		write(t, h.Path(0, dir+"/bin/where"), where, 0o755)
@@ -158,7 +157,7 @@ func TestStageProgram(t *testing.T) {
 		for i := range 2 {
 			os.RemoveAll(h.Path(i, dir))
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("the same, but not executable", func(t *testing.T) {
 		write(t, h.Path(0, dir+"/bin/where"), where, 0o644)
@@ -181,7 +180,7 @@ func TestStageProgram(t *testing.T) {
 		if got, want := j.run(), "h1: run "+dir+"/bin/where: no such file or directory"; got != 127 || !strings.Contains(j.err.String(), want) {
 			t.Errorf("exit code %d, stderr %q, want 127, %q", got, j.err.String(), want)
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("Go package", func(t *testing.T) {
 		pkg := filepath.Join(t.TempDir(), "prog")
@@ -197,7 +196,7 @@ func TestStageProgram(t *testing.T) {
 		if got, want := j.run(), "./prog /tmp/JOB/.program/prog"; got != 0 || len(j.lines()) != 3 || j.lines()[2] != want {
 			t.Errorf("exit code %d, stdout %q, stderr %s", got, j.lines(), j.err.String())
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	for _, c := range []struct {
 		name string
@@ -223,7 +222,7 @@ func TestStageProgram(t *testing.T) {
 			if got := j.run(); got != c.code || !regexp.MustCompile(c.err).MatchString(j.err.String()) {
 				t.Errorf("exit code %d, stderr %s, want %d, %s", got, j.err.String(), c.code, c.err)
 			}
-			cleanStage(t, h, time.Second)
+			cleanStage(t, h)
 		})
 	}
 	t.Run("a library is missing", func(t *testing.T) {
@@ -248,7 +247,7 @@ func TestStageProgram(t *testing.T) {
 		if got := j.run(); got != 127 || !strings.Contains(j.err.String(), "libfar.so") {
 			t.Errorf("exit code %d, stderr %s, want 127 and the library", got, j.err.String())
 		}
-		cleanStage(t, h, 2*time.Second)
+		cleanStage(t, h)
 	})
 }
 
@@ -267,7 +266,7 @@ func TestStageFiles(t *testing.T) {
 		if d := cmp.Diff(j.lines(), []string{"h1 /tmp/JOB/where /tmp/JOB data", "h2 /tmp/JOB/where /tmp/JOB data"}); d != "" {
 			t.Errorf("-got +want:\n%s", d)
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("a directory, and a program by name", func(t *testing.T) {
 		j := stageJob(t, h, dir, "--stage", "data", "--stage", "where", "sh", "-c", "cat data/f.csv data/more/g.csv data/h.csv; ls -a | tr '\\n' ' '; ./where /dev/null")
@@ -277,7 +276,7 @@ func TestStageFiles(t *testing.T) {
 		if d := cmp.Diff(j.lines(), []string{"datadataother. .. data where h1 ./where /tmp/JOB", "datadataother. .. data where h2 ./where /tmp/JOB"}); d != "" {
 			t.Errorf("-got +want:\n%s", d)
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("an empty file, beside stdin", func(t *testing.T) {
 		write(t, dir+"/empty", "", 0o600)
@@ -323,7 +322,7 @@ func TestStageFiles(t *testing.T) {
 		if _, err := os.Stat(h.Path(0, dir)); err == nil {
 			t.Errorf("%s is left on h1", dir)
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("absolute, of two jobs", func(t *testing.T) {
 		probe := h.Path(0, "/tmp/probe")
@@ -384,7 +383,7 @@ func TestStageFiles(t *testing.T) {
 		if d := cmp.Diff(j.lines(), []string{"h1 /tmp/JOB/.program/where /home/run data", "h2 /tmp/JOB/.program/where /home/run data"}); d != "" {
 			t.Errorf("-got +want:\n%s", d)
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("files of ranks are told", func(t *testing.T) {
 		for n, where := range []string{"h1: 4 files of the ranks (d/1, d/2, d/3, ...)", "h1, h2: 8 files of the ranks (d/1, d/2, d/3)"} {
@@ -394,7 +393,7 @@ func TestStageFiles(t *testing.T) {
 				t.Errorf("exit code %d, stderr %q, want %q", got, j.err.String(), want)
 			}
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 }
 
@@ -423,7 +422,7 @@ func TestStageShared(t *testing.T) {
 			left, err := os.ReadDir(shared)
 			return err == nil && len(left) == 0
 		})
-		cleanStage(t, h, 10*time.Second)
+		cleanStage(t, h)
 	}
 	files := []string{"--stage", "data/f", "--stage", dir + "/data/f", "--stage", dir + "/data/g"}
 	t.Run("in order", func(t *testing.T) {
@@ -445,7 +444,7 @@ func TestStageShared(t *testing.T) {
 			if left, err := os.ReadDir(shared); err != nil || len(left) > 0 {
 				t.Errorf("left: %v %v", left, err)
 			}
-			cleanStage(t, h, time.Second)
+			cleanStage(t, h)
 		}
 	})
 	t.Run("gorun is killed", func(t *testing.T) {
@@ -588,7 +587,7 @@ func TestStageBig(t *testing.T) {
 		if !regexp.MustCompile(`^gorun: sending files to \d hosts?: \d+ of 256 MiB\n`).MatchString(stderr()) {
 			t.Errorf("stderr %q", stderr())
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("gorun is killed", func(t *testing.T) {
 		j := stageJob(t, h, dir, args...)
@@ -596,7 +595,7 @@ func TestStageBig(t *testing.T) {
 		arriving(t, h, 2, "big")
 		j.cmd.Process.Kill()
 		j.wait()
-		cleanStage(t, h, 2*time.Second)
+		cleanStage(t, h)
 	})
 	t.Run("interrupted", func(t *testing.T) {
 		j := stageJob(t, h, dir, args...)
@@ -606,7 +605,7 @@ func TestStageBig(t *testing.T) {
 		if got := j.wait(); got != 130 {
 			t.Errorf("exit code %d, stderr %s, want 130", got, j.err.String())
 		}
-		cleanStage(t, h, 2*time.Second)
+		cleanStage(t, h)
 	})
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		t.Run("an agent gets "+signalName(sig), func(t *testing.T) {
@@ -617,7 +616,7 @@ func TestStageBig(t *testing.T) {
 			if got := j.wait(); got != 122 || !strings.Contains(j.err.String(), "gorun: host h2: ") {
 				t.Errorf("exit code %d, stderr %s, want 122 and host h2", got, j.err.String())
 			}
-			cleanStage(t, h, 2*time.Second)
+			cleanStage(t, h)
 		})
 	}
 	t.Run("an agent is killed while ranks run", func(t *testing.T) {
@@ -628,7 +627,7 @@ func TestStageBig(t *testing.T) {
 		if got := j.wait(); got != 123 {
 			t.Errorf("exit code %d, stderr %s, want 123", got, j.err.String())
 		}
-		cleanStage(t, h, 2*time.Second)
+		cleanStage(t, h)
 	})
 }
 
@@ -670,7 +669,7 @@ func TestStagePlaces(t *testing.T) {
 		if got := j.run(); got != 122 || !want.MatchString(j.err.String()) {
 			t.Errorf("exit code %d, stderr %s, want 122, %v", got, j.err.String(), want)
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 		// Nothing looks first whether there is room at a place that the user names.
 		to := filepath.Dir(file)
 		for i := range h.Hosts {
@@ -686,7 +685,7 @@ func TestStagePlaces(t *testing.T) {
 		if got := j.run(); got != 122 || !want.MatchString(j.err.String()) {
 			t.Errorf("exit code %d, stderr %s, want 122, %v", got, j.err.String(), want)
 		}
-		cleanStage(t, h, time.Second)
+		cleanStage(t, h)
 	})
 }
 

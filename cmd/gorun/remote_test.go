@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,13 +21,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// agentHome is the home directory of hosts that have the agent; TestMain removes it.
+// agentHome is the directory of remoteHome; TestMain removes it.
 var agentHome struct {
 	sync.Mutex
 	dir string
 }
 
-// remoteHome is where the agents of all tests are sent, once.
+// remoteHome has gorun where it sends itself, which takes some time, and is not what most tests are for.
 func remoteHome(t *testing.T) string {
 	t.Helper()
 	agentHome.Lock()
@@ -37,9 +38,16 @@ func remoteHome(t *testing.T) string {
 			t.Fatal(err)
 		}
 		agentHome.dir = home
-		j := remoteJob(t, home, "a,b", "true")
-		if got := j.run(); got != 0 {
-			t.Fatalf("exit code %d: %s", got, j.err.String())
+		self, err := os.ReadFile("/proc/self/exe")
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(self)
+		agent := filepath.Join(home, ".cache", "gorun", "gorun-"+hex.EncodeToString(sum[:]))
+		syscall.ForkLock.RLock() // a child that is forked meanwhile would have it open to write, and it would be busy
+		defer syscall.ForkLock.RUnlock()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(agent), 0o700), os.WriteFile(agent, self, 0o700)); err != nil {
+			t.Fatal(err)
 		}
 	}
 	return agentHome.dir

@@ -92,6 +92,7 @@ func TestProxyJump(t *testing.T) {
 
 // A jump host that stops takes its sessions with it: keep-alive finds it, Close does not wait for it.
 func TestJumpHostStops(t *testing.T) {
+	t.Parallel() // it waits
 	a, c := startServer(t, serverOptions{}), startServer(t, serverOptions{})
 	st := newSite(t, "")
 	write(t, st.knownHosts(), a.known()+c.known())

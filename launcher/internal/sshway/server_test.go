@@ -259,7 +259,7 @@ func (s *server) run(t testing.TB, sshd, config string) bool {
 	var ok bool
 	select {
 	case ok = <-up:
-	case <-time.After(20 * time.Second):
+	case <-time.After(60 * time.Second):
 	}
 	if !ok {
 		stop()
@@ -294,7 +294,7 @@ func (s *server) logins() int { return strings.Count(s.log.String(), "Accepted p
 // wantLogins waits for the log to say so many; one more is as wrong as one less.
 func (s *server) wantLogins(t testing.TB, want int) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(60 * time.Second)
 	for s.logins() < want && time.Now().Before(deadline) {
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -363,7 +363,7 @@ func (s *site) client(t testing.TB, conf Config) *Client {
 // limited is a context that ends before the test does.
 func limited(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
