@@ -26,7 +26,7 @@ type agentConfig struct {
 	ownChild bool           // the process has no children but ours and spare: adopt and end what ranks leave behind
 	spare    map[int]bool   // children that are not ours
 	files    bool           // the keeper has files to remove, too: it is stopped behind reap
-	job      string
+	job      keeper.Job
 }
 
 // rankOutput takes the read ends of ranks' pipes, and closes them. One that it returns an error for stays the caller's.

@@ -116,12 +116,15 @@ func newLocalHost(ctx context.Context, cfg hostConfig) (*localHost, error) {
 	return h, nil
 }
 
+// keeps is the job as the keeper has it.
+func (c *hostConfig) keeps() keeper.Job { return keeper.Job{ID: c.job, Node: c.nodes.Node} }
+
 func (h *localHost) later(f func()) { h.release = append(h.release, f) }
 
 func (h *localHost) prepare(ctx context.Context) error {
 	k, err := h.cfg.keeper, error(nil)
 	if k == nil {
-		if k, err = keeper.Start(h.cfg.job); err != nil {
+		if k, err = keeper.Start(h.cfg.keeps()); err != nil {
 			return err
 		}
 	}
@@ -222,7 +225,7 @@ func (h *localHost) meet(m meeting) error {
 	}
 	var err error
 	h.agent, err = newAgent(agentConfig{ranks: h.cfg.ranks, host: h.cfg.index, events: h.cfg.events, output: h.cfg.output, merge: h.cfg.merge,
-		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, files: h.cfg.files, job: h.cfg.job, onFork: h.cfg.onFork})
+		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, files: h.cfg.files, job: h.cfg.keeps(), onFork: h.cfg.onFork})
 	return err
 }
 

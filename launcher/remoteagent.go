@@ -303,7 +303,7 @@ func (s *agentServer) prepare() error {
 	}
 	cfg.files = s.files.any()
 	if cfg.keeper, s.files.keeper = s.files.keeper, nil; cfg.keeper == nil {
-		if cfg.keeper, err = keeper.StartIn(j.Job, s.session); err != nil {
+		if cfg.keeper, err = keeper.StartIn(keeper.Job{ID: j.Job, Node: j.Node}, s.session); err != nil {
 			return err
 		}
 	}

@@ -269,7 +269,7 @@ func TestRankCannotBeWatched(t *testing.T) {
 		t.Fatal(err)
 	}
 	events := make(chan agentEvent, eventRoom(3, 1))
-	cfg := agentConfig{events: events, output: output, job: "cannot-be-watched"}
+	cfg := agentConfig{events: events, output: output, job: keeper.Job{ID: "cannot-be-watched"}}
 	null, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
@@ -336,7 +336,7 @@ func TestSignalWhileForking(t *testing.T) {
 	}
 	defer null.Close()
 	events := make(chan agentEvent, eventRoom(1, 1))
-	a, err := newAgent(agentConfig{events: events, output: output, job: "signal-while-forking",
+	a, err := newAgent(agentConfig{events: events, output: output, job: keeper.Job{ID: "signal-while-forking"},
 		ranks: []agentRank{{path: "/bin/sleep", argv: []string{"sleep", "1000"}, dir: "/", stdin: int(null.Fd())}}})
 	if err != nil {
 		t.Fatal(err)

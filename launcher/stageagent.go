@@ -185,7 +185,7 @@ func (s *agentServer) begin() (err error) {
 	if s.files.keeper != nil {
 		return nil
 	}
-	if s.files.keeper, err = keeper.StartIn(s.job.Job, s.session); err != nil {
+	if s.files.keeper, err = keeper.StartIn(keeper.Job{ID: s.job.Job, Node: s.job.Node}, s.session); err != nil {
 		return err
 	}
 	s.files.job = s.job.Job

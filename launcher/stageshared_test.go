@@ -40,7 +40,7 @@ func newSharedJob(t *testing.T, root string, files ...string) *sharedJob {
 // host is the part of a host's agent that puts files.
 func (j *sharedJob) host(node int) *agentServer {
 	j.t.Helper()
-	k, err := keeper.Start(j.id)
+	k, err := keeper.Start(keeper.Job{ID: j.id})
 	if err != nil {
 		j.t.Fatal(err)
 	}

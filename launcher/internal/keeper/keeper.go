@@ -22,8 +22,17 @@ const arg0 = "gorun: keeper"
 // keeperVar is in the environment of a keeper, and of nothing else that has its name.
 const keeperVar = "GORUN_KEEPER"
 
-// jobVar is the variable by which a rank and everything it starts can be recognised.
-const jobVar = "GORUN_JOB_ID="
+// jobVar and nodeVar are the variables by which a rank and everything it starts can be recognised.
+const (
+	jobVar  = "GORUN_JOB_ID="
+	nodeVar = "GORUN_NODE="
+)
+
+// Job is a job on one of its hosts.
+type Job struct {
+	ID   string
+	Node int // the host's index
+}
 
 // keeperVar's values: with a session, descriptor 3 is its end.
 const (
@@ -74,12 +83,12 @@ func (e *startError) Error() string {
 func (e *startError) Unwrap() error { return e.err }
 
 // Start starts the keeper of a job. The caller's thread does not matter: a keeper has no parent-death signal.
-func Start(job string) (*Keeper, error) { return StartIn(job, -1) }
+func Start(job Job) (*Keeper, error) { return StartIn(job, -1) }
 
 // StartIn starts the keeper of a job on a host where this process is the agent in a session: session is the descriptor from which the
 // agent reads. When the session has ended and the agent has not within 10 s (it may be stopped), its keeper kills it; that is the agent's
 // end, with all that follows from it.
-func StartIn(job string, session int) (*Keeper, error) {
+func StartIn(job Job, session int) (*Keeper, error) {
 	var life, lost [2]int
 	if err := syscall.Pipe2(life[:], syscall.O_CLOEXEC); err != nil {
 		return nil, &startError{"pipe", err}
@@ -112,7 +121,7 @@ func StartIn(job string, session int) (*Keeper, error) {
 	syscall.Close(lost[1])
 	if err == nil {
 		what = "tell it the job"
-		err = k.send("job " + job + "\n")
+		err = k.send("job " + job.ID + " " + strconv.Itoa(job.Node) + "\n")
 	}
 	if err != nil {
 		syscall.Close(life[1])
@@ -212,15 +221,15 @@ func serve(session int) {
 	if session >= 0 {
 		syscall.Close(session) // else the other side would not see the agent's end before ours
 	}
-	if o.job != "" {
+	if o.job.ID != "" {
 		Sweep(o.job, o.sessions, killBound)
 	}
-	shared := NewShared(o.job)
+	shared := NewShared(o.job.ID)
 	for _, path := range o.shared {
 		shared.Add(path)
 	}
 	for i := len(o.paths) - 1; i >= 0; i-- {
-		if !removeAll(o.paths[i], o.job) {
+		if !removeAll(o.paths[i], o.job.ID) {
 			shared.Stays(o.paths[i])
 		}
 	}
@@ -285,10 +294,10 @@ func cut(s []byte, at byte) (before, after []byte, found bool) {
 	return s, nil, false
 }
 
-// orders is what the keeper has been told, a line each: "job ID", "session PID", "remove PATH", "rmdir PATH", "share PATH",
+// orders is what the keeper has been told, a line each: "job ID NODE", "session PID", "remove PATH", "rmdir PATH", "share PATH",
 // "done".
 type orders struct {
-	job      string
+	job      Job
 	sessions map[int]bool
 	paths    []string // to be removed
 	dirs     []string // to be removed if they are empty
@@ -307,7 +316,9 @@ func (o *orders) feed(data []byte) (done bool) {
 		o.part = rest
 		switch verb, arg, _ := cut(line, ' '); string(verb) {
 		case "job":
-			o.job = string(arg)
+			id, node, _ := cut(arg, ' ')
+			o.job.ID = string(id)
+			o.job.Node, _ = strconv.Atoi(string(node))
 		case "session":
 			// Never 0, 1 or negative numbers: kill gives those another meaning.
 			if pid, err := strconv.Atoi(string(arg)); err == nil && pid > 1 {

@@ -3,6 +3,7 @@ package keeper
 import (
 	"os"
 	"os/exec"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -10,7 +11,7 @@ import (
 
 // sessionAgent is an agent as its keeper sees one: it has a keeper for its stdin, and a child in a session of its own.
 func sessionAgent() {
-	k, err := StartIn("session-test", 0)
+	k, err := StartIn(Job{ID: "session-test"}, 0)
 	if err != nil {
 		os.Exit(3)
 	}
@@ -62,9 +63,9 @@ func TestSessionEnds(t *testing.T) {
 		t.Errorf("the agent was killed after %v", took)
 	}
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		left := 0
+		left, job := 0, Job{ID: "session-test"}
 		for _, p := range Processes() {
-			if p.State != 'Z' && carries(p.PID, jobVar+"session-test") {
+			if p.State != 'Z' && job.marks(readFile("/proc/"+strconv.Itoa(p.PID)+"/environ")) {
 				left++
 			}
 		}

@@ -8,13 +8,13 @@ import (
 
 // Sweep kills (SIGKILL) every process of the sessions and every process that carries the job's id in its
 // environment, again and again until it finds none or the bound is over. It returns how many are left.
-// It sees what the caller may see: processes of other users are out of its reach.
-func Sweep(job string, sessions map[int]bool, bound time.Duration) int {
+// It sees what the caller may see: processes of other users are out of its reach. Ranks of other hosts of the job, which
+// may be this same machine, are theirs.
+func Sweep(job Job, sessions map[int]bool, bound time.Duration) int {
 	for sid := range sessions {
 		syscall.Kill(-sid, syscall.SIGKILL)
 	}
 	self := syscall.Getpid()
-	mark := jobVar + job
 	end := time.Now().Add(bound)
 	for {
 		found := 0
@@ -22,7 +22,7 @@ func Sweep(job string, sessions map[int]bool, bound time.Duration) int {
 			if p.PID == self || p.State == 'Z' || p.State == 'X' {
 				continue
 			}
-			if sessions[p.Session] || sessions[p.Group] || carries(p.PID, mark) {
+			if sessions[p.Session] || sessions[p.Group] || job.marks(readFile("/proc/"+strconv.Itoa(p.PID)+"/environ")) {
 				found++
 				syscall.Kill(p.PID, syscall.SIGKILL)
 			}
@@ -34,17 +34,28 @@ func Sweep(job string, sessions map[int]bool, bound time.Duration) int {
 	}
 }
 
-// carries reports whether "K=V" is one of the strings of the environment a process was started with.
-func carries(pid int, kv string) bool {
-	env := readFile("/proc/" + strconv.Itoa(pid) + "/environ")
+// marks reports whether the environment that a process was started with is that of the job on this host.
+func (j *Job) marks(env []byte) bool {
+	id, elsewhere := false, false
 	for len(env) > 0 {
 		one, rest, _ := cut(env, 0)
-		if string(one) == kv {
-			return true
+		if node, is := after(one, nodeVar); is {
+			elsewhere = elsewhere || string(node) != strconv.Itoa(j.Node)
+		}
+		if v, is := after(one, jobVar); is && string(v) == j.ID {
+			id = true
 		}
 		env = rest
 	}
-	return false
+	return id && !elsewhere
+}
+
+// after is what follows a prefix.
+func after(s []byte, prefix string) ([]byte, bool) {
+	if len(s) < len(prefix) || string(s[:len(prefix)]) != prefix {
+		return nil, false
+	}
+	return s[len(prefix):], true
 }
 
 // Process is a line of the process table.

@@ -121,9 +121,9 @@ func TestForeignProc(t *testing.T) {
 }
 
 func TestOrders(t *testing.T) {
-	const all = "job ab12\nsession 17\nsession 0\nsession -4\nsession 1\nsession x\nunknown\nsession 18\n" +
+	const all = "job ab12 3\nsession 17\nsession 0\nsession -4\nsession 1\nsession x\nunknown\nsession 18\n" +
 		"remove /a b\nremove c\nrmdir /d\nrmdir /\nshare /d/e\nrmdir /f\nshare \n"
-	want := orders{job: "ab12", sessions: map[int]bool{17: true, 18: true}, paths: []string{"/a b"}, dirs: []string{"/d", "/f"}, shared: []string{"/d/e"}}
+	want := orders{job: Job{"ab12", 3}, sessions: map[int]bool{17: true, 18: true}, paths: []string{"/a b"}, dirs: []string{"/d", "/f"}, shared: []string{"/d/e"}}
 	for cut := range len(all) {
 		var o orders
 		if o.feed([]byte(all[:cut])) || o.feed([]byte(all[cut:])) {
@@ -156,23 +156,27 @@ func TestSweep(t *testing.T) {
 	id := "test-" + strconv.Itoa(os.Getpid())
 	named := start(&syscall.SysProcAttr{}, "A=1", "GORUN_JOB_ID="+id)
 	session := start(&syscall.SysProcAttr{Setsid: true})
-	other := start(&syscall.SysProcAttr{Setsid: true}, "GORUN_JOB_ID="+id+"0", "X=GORUN_JOB_ID="+id)
-	if left := Sweep(id, map[int]bool{session.Process.Pid: true}, 10*time.Second); left != 0 {
+	here := start(&syscall.SysProcAttr{Setsid: true}, "GORUN_JOB_ID="+id, "GORUN_NODE=1")
+	others := []*exec.Cmd{start(&syscall.SysProcAttr{Setsid: true}, "GORUN_JOB_ID="+id+"0", "GORUN_NODE=1", "X=GORUN_JOB_ID="+id),
+		start(&syscall.SysProcAttr{Setsid: true}, "GORUN_JOB_ID="+id, "GORUN_NODE=11")}
+	if left := Sweep(Job{id, 1}, map[int]bool{session.Process.Pid: true}, 10*time.Second); left != 0 {
 		t.Errorf("%d processes left", left)
 	}
-	for _, cmd := range []*exec.Cmd{named, session} {
+	for _, cmd := range []*exec.Cmd{named, session, here} {
 		cmd.Wait()
 		if st := cmd.ProcessState.Sys().(syscall.WaitStatus); st.Signal() != syscall.SIGKILL {
 			t.Errorf("pid %d: %v, want it killed", cmd.Process.Pid, cmd.ProcessState)
 		}
 	}
-	if err := other.Process.Signal(syscall.Signal(0)); err != nil {
-		t.Errorf("a process of another job: %v", err)
+	for _, cmd := range others {
+		if err := cmd.Process.Signal(syscall.Signal(0)); err != nil {
+			t.Errorf("a process of another job, or another host: %v: %v", cmd.Env, err)
+		}
 	}
 }
 
 func FuzzOrders(f *testing.F) {
-	f.Add([]byte("job a\nsession 3\nremove /a\nrmdir /b\nshare /b/c\ndone\n"), 3)
+	f.Add([]byte("job a 0\nsession 3\nremove /a\nrmdir /b\nshare /b/c\ndone\n"), 3)
 	f.Fuzz(func(t *testing.T, data []byte, cut int) {
 		var whole, parts orders
 		cut = min(max(cut, 0), len(data))
@@ -181,7 +185,7 @@ func FuzzOrders(f *testing.F) {
 		if done != partDone || !done && !(cmp.Equal(whole.sessions, parts.sessions) && cmp.Equal(whole.paths, parts.paths) && cmp.Equal(whole.dirs, parts.dirs) && cmp.Equal(whole.shared, parts.shared)) {
 			t.Errorf("in one piece %v %+v, in two %v %+v", done, whole, partDone, parts)
 		}
-		s := NewShared(whole.job)
+		s := NewShared(whole.job.ID)
 		for _, path := range whole.shared {
 			if s.Add(path); !s.files[path] {
 				t.Errorf("%q is not known", path)
