@@ -130,6 +130,31 @@ func TestWaitsForTheUnknown(t *testing.T) {
 	}
 }
 
+// The longer a rank does not read, and the longer the process table is, the more seldom it is looked; what is not clear is so soon.
+func TestNextLook(t *testing.T) {
+	for _, c := range []struct {
+		took    time.Duration
+		unclear bool
+		want    time.Duration // after many looks
+		within  time.Duration // how long it takes until they come that seldom
+	}{
+		{0, false, busyPoll, 3 * time.Second}, {5 * time.Millisecond, false, busyPoll, 3 * time.Second}, {10 * time.Millisecond, false, 500 * time.Millisecond, 5 * time.Second},
+		{time.Second, false, slowPoll, 10 * time.Second}, {time.Second, true, demandPoll, time.Second},
+	} {
+		wait, all, quick := unreadPoll, time.Duration(0), 0
+		for wait < c.want && all < time.Minute {
+			all += wait
+			if all < time.Second {
+				quick++
+			}
+			wait = nextLook(wait, c.took, c.unclear)
+		}
+		if wait != c.want || all > c.within || quick < 7 {
+			t.Errorf("%+v: a look each %v after %v, %d in the first second", c, wait, all, quick)
+		}
+	}
+}
+
 func FuzzCallWaits(f *testing.F) {
 	f.Add("0 0x0 0x7ffd 0x400 0x0 0x0 0x0 0x7ffd 0x7f")
 	f.Add("271 0x1 0xffffffffffffffff 0x0 0x0 0x0 0x0 0x0 0x0")

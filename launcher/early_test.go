@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 )
 
 // holdFork holds the forking thread between the fork of rank 1 and its watch, until there is a file "release" in dir.
@@ -155,7 +157,7 @@ func heldAgent(t *testing.T, dir string, onFork func(rank int)) (a *agent, event
 		t.Fatal(err)
 	}
 	events = make(chan agentEvent, eventRoom(2, 1))
-	cfg := agentConfig{events: events, output: output, job: "end-before-watch", onFork: onFork}
+	cfg := agentConfig{events: events, output: output, job: keeper.Job{ID: "end-before-watch"}, onFork: onFork}
 	for rank := range 2 {
 		script := fmt.Sprintf("echo $$ >tmp.%d; mv tmp.%[1]d pid.%[1]d; until [ -e end.%[1]d ]; do sleep 0.01; done", rank)
 		cfg.ranks = append(cfg.ranks, agentRank{rank: rank, path: "/bin/sh", argv: []string{"sh", "-c", script}, dir: dir, stdin: int(null.Fd()), env: os.Environ()})

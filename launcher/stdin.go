@@ -180,9 +180,21 @@ func (s *stdin) carry() {
 			close(k.pieces)
 		}
 	}()
-	for s.readable() && (!s.terminal || s.demanded()) && len(s.reading()) > 0 {
-		if s.terminal && !s.foreground() {
-			continue
+	for {
+		ok, over := s.readable()
+		if !ok {
+			return
+		}
+		if s.terminal && !over {
+			if !s.demanded() {
+				return
+			}
+			if !s.foreground() {
+				continue
+			}
+		}
+		if len(s.reading()) == 0 {
+			return
 		}
 		piece := make([]byte, stdinPiece)
 		n, err := unix.Read(s.fd, piece)
@@ -222,22 +234,23 @@ func (s *stdin) reading() []*stdinSink {
 	return on
 }
 
-// readable waits until there is something to read, and this process may read it. It returns false on stop.
-func (s *stdin) readable() bool {
+// readable waits until there is something to read, and this process may read it. It returns false on stop. over says that nothing more will come: the
+// terminal has hung up.
+func (s *stdin) readable() (ok, over bool) {
 	for {
 		fds := []unix.PollFd{{Fd: int32(s.quitR), Events: unix.POLLIN}, {Fd: int32(s.fd), Events: unix.POLLIN}}
 		wait := -1
 		if s.terminal && !s.foreground() {
-			fds, wait = fds[:1], int(backgroundPoll/time.Millisecond)
+			fds[1].Events, wait = 0, int(backgroundPoll/time.Millisecond)
 		}
 		if _, err := unix.Poll(fds, wait); err != nil && err != unix.EINTR {
-			return false
+			return false, false
 		}
 		if fds[0].Revents != 0 {
-			return false
+			return false, false
 		}
-		if len(fds) > 1 && fds[1].Revents != 0 {
-			return true
+		if fds[1].Revents != 0 {
+			return true, fds[1].Revents&(unix.POLLHUP|unix.POLLERR) != 0
 		}
 	}
 }

@@ -12,8 +12,13 @@ import (
 const (
 	// unreadPoll is how often it is looked whether a rank has read what it got: there is no event for "the pipe is empty".
 	unreadPoll = 10 * time.Millisecond
-	// demandPoll is how often it is looked whether a rank waits for more, once it has not for a while. That reads the process table.
+	// demandPoll is how often it is looked whether a rank waits for more, as long as that is not clear.
 	demandPoll = 50 * time.Millisecond
+	// busyPoll is the same for a rank that was busy at each look for a while: it may never read. A look reads the process table, which is long on some
+	// machines: it is to take no more than one lookShare-th of a CPU, as long as input waits no longer than slowPoll.
+	busyPoll  = 250 * time.Millisecond
+	slowPoll  = time.Second
+	lookShare = 50
 	// unclearLooks is how often in a row it must be unclear whether a rank waits, before it gets input all the same: it must not wait for
 	// what it does not get.
 	unclearLooks = 8
@@ -121,7 +126,7 @@ func (p *stdinPipe) awaitDemand(bytes int64, pid func() int) bool {
 	wait, unclear := unreadPoll, 0
 	for len(p.asked) == 0 {
 		if p.written.Load() == bytes && p.empty() {
-			d := demandNone
+			d, begin := demandNone, time.Now()
 			if n := pid(); n != 0 {
 				d = waitsFor(n, p.inode)
 			}
@@ -133,7 +138,7 @@ func (p *stdinPipe) awaitDemand(bytes int64, pid func() int) bool {
 			if d == demandSure {
 				return true
 			}
-			wait = min(wait+wait/4, demandPoll)
+			wait = nextLook(wait, time.Since(begin), unclear > 0)
 		}
 		t := time.NewTimer(wait)
 		select {
@@ -144,6 +149,15 @@ func (p *stdinPipe) awaitDemand(bytes int64, pid func() int) bool {
 		}
 	}
 	return false
+}
+
+// nextLook is how long after a look that took some time the next comes, where the one before came after last.
+func nextLook(last, took time.Duration, unclear bool) time.Duration {
+	most := max(busyPoll, min(took*lookShare, slowPoll))
+	if unclear {
+		most = demandPoll
+	}
+	return min(last+last/4, most)
 }
 
 // close ends the rank's input, and serve.

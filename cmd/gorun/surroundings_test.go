@@ -365,6 +365,27 @@ func TestTerminalCloses(t *testing.T) {
 	j.gone()
 }
 
+// Where that signal is ignored, as under nohup, the job goes on, and ranks that read see the end of their input.
+func TestTerminalClosesUnderNohup(t *testing.T) {
+	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
+		j := newJob(t, "-np", "2", "--stdin", "1", "sh", "-c", `[ $RANK = 1 ] && { touch $RANKDIR/reads; read x; touch $RANKDIR/end; }; exec rank signals 10`)
+		j.cmd.Path, j.cmd.Args = "/bin/sh", append([]string{"sh", "-c", `trap '' HUP; exec "$0" "$@"`, j.cmd.Path}, j.cmd.Args[1:]...)
+		master, slave := openTerminal(t)
+		j.cmd.Stdin = slave
+		j.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+		j.start()
+		slave.Close()
+		j.until("reads", "up0")
+		master.Close()
+		j.until("end", "up1")
+		j.cmd.Process.Signal(syscall.SIGUSR1)
+		if got := j.wait(); got != 0 {
+			t.Errorf("exit code %d: %s", got, j.err.String())
+		}
+		j.gone()
+	})
+}
+
 // Agents work in odd places, too.
 func TestRemoteSurroundings(t *testing.T) {
 	home := remoteHome(t)
