@@ -92,7 +92,7 @@ type Account struct {
 	Ranks    []RankAccount `json:"ranks"`
 	Hang     *Hang         `json:"hang,omitempty"`              // what the ranks did at the timeout, or at the last signal that asked for it
 	Restarts int           `json:"restarts"`                    // how often the job had been started again when this attempt began
-	Attempts []*Account    `json:"attempts,omitempty"`          // those before this one: the first, and the last lateAttempts
+	Attempts []*Account    `json:"attempts,omitempty"`          // those before this one: the first, and the last nine
 	LeftOut  int           `json:"attempts_left_out,omitempty"` // how many between them are not kept
 
 	used       string           // how the restarts were used, for Summary
@@ -224,8 +224,7 @@ func (a *Account) origin(first *RankAccount) *RankAccount {
 	return first
 }
 
-// settle finds the first failure and the exit code. interrupt is the signal behind ReasonSignal, startErr
-// the code for ReasonCannotRun.
+// settle finds the first failure and the exit code. interrupt is the signal behind ReasonSignal, cannotRun the code for ReasonCannotRun.
 func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	a.Cause = -1
 	var first *RankAccount

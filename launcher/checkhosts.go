@@ -77,7 +77,8 @@ func (s Skew) fault() string {
 }
 
 // CheckHosts looks at all hosts of a plan at once, which need not have a program: what would stop a job on them, and how they differ. What
-// concerns several hosts is in the second result. Nothing stays on them but gorun in its cache.
+// concerns several hosts is in the second result. Nothing stays on them but gorun in its cache. device is what ranks are told to use, "" for their
+// own choice; progress gets what a person is told meanwhile. An error with hosts is that of ctx: what was found until then is there.
 func CheckHosts(ctx context.Context, p *Plan, device string, progress func(line string)) ([]HostCheck, []HostFault, error) {
 	w, err := p.Remote.way(false, nil)
 	if err != nil {

@@ -82,7 +82,7 @@ func TestProbe(t *testing.T) {
 		}
 	})
 	peers := []agentwire.Peer{
-		{Host: 3, Addr: p.addr()}, {Host: 4, Addr: p.addr()}, {Host: 3, Addr: tcp(func(net.Conn) {})}, {Host: 3, Addr: "127.0.0.1:1"}, {Host: 3, Addr: onlyTCP}, {Host: 3, Addr: "nonsense"},
+		{Host: 3, Addr: p.tcp.Addr().String()}, {Host: 4, Addr: p.tcp.Addr().String()}, {Host: 3, Addr: tcp(func(net.Conn) {})}, {Host: 3, Addr: "127.0.0.1:1"}, {Host: 3, Addr: onlyTCP}, {Host: 3, Addr: "nonsense"},
 	}
 	got := make([]agentwire.ReachedHost, len(peers))
 	told := 0
@@ -104,10 +104,10 @@ func TestProbe(t *testing.T) {
 			t.Errorf("%d: %v, %q", i, r.Took, r.Err)
 		}
 	}
-	if _, err := probe(ctx, []byte("other"), 3, p.addr()); fmt.Sprint(err) != "tcp: something else answers there" {
+	if _, err := probe(ctx, []byte("other"), 3, p.tcp.Addr().String()); fmt.Sprint(err) != "tcp: something else answers there" {
 		t.Errorf("with another key: %v", err)
 	}
-	port := int(netip.MustParseAddrPort(p.addr()).Port())
+	port := int(netip.MustParseAddrPort(p.tcp.Addr().String()).Port())
 	if _, err := newProber(key, 3, on, port, port); err == nil || !strings.HasPrefix(err.Error(), fmt.Sprintf("no port from %d to %d is free on 127.0.0.1 (--port-range): ", port, port)) {
 		t.Errorf("a port that is taken: %v", err)
 	}

@@ -45,7 +45,7 @@ func (e *StartError) Error() string {
 }
 func (e *StartError) Unwrap() error { return e.Err }
 
-// FindProgram finds the program of a job. A name without a slash is looked up in the directories of path (the
+// FindProgram finds the program of a job; an error is a *StartError. A name without a slash is looked up in the directories of path (the
 // value of PATH); a directory is a Go main package.
 func FindProgram(name, path string) (Program, error) {
 	p := Program{Name: name}
@@ -58,8 +58,10 @@ func FindProgram(name, path string) (Program, error) {
 			file := filepath.Join(dir, name)
 			err := executable(file)
 			if err == nil {
-				p.Path, err = filepath.Abs(file)
-				return p, err
+				if p.Path, err = filepath.Abs(file); err != nil {
+					return p, &StartError{Code: ExitNotFound, Msg: "run " + file, Err: err}
+				}
+				return p, nil
 			}
 			if errors.Is(err, fs.ErrPermission) && denied == nil {
 				denied = &StartError{Code: ExitCannotRun, Msg: "run " + file, Err: err}
@@ -134,7 +136,7 @@ func executable(file string) error {
 	return nil
 }
 
-// Build makes the executable of a Go package with the go command and sets Path. Its output goes to w. The result is
+// Build makes the executable of a Go package with the go command and sets Path; an error is a *StartError. Its output goes to w. The result is
 // kept in a directory of the user's cache, so that an unchanged package is not linked again. Cancelling ctx kills
 // the go command.
 func (p *Program) Build(ctx context.Context, w io.Writer) error {

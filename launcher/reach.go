@@ -77,8 +77,6 @@ func newProber(key []byte, host int, on netip.Addr, from, to int) (*prober, erro
 	return nil, fmt.Errorf("listen on %v: %w", on, bareNet(why))
 }
 
-func (p *prober) addr() string { return p.tcp.Addr().String() }
-
 func (p *prober) close() {
 	p.end()
 	p.tcp.Close()

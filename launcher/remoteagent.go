@@ -39,12 +39,12 @@ const (
 	doubtEvery = time.Second
 )
 
-// VerifyAgent reports whether the file of this process is the one with the hash: what was sent to a host has arrived.
+// VerifyAgent is an error unless the file of this process is the one with the hash (SHA-256, in hexadecimal digits): what was sent to a host has arrived.
 func VerifyAgent(hash string) error { return push.Verify(hash) }
 
-// ServeAgent is the life of an agent: it runs the ranks of this host as gorun says on in and out, which it takes over. Nothing
-// of the job is left on the host when it returns, also when in has ended: then its ranks get SIGTERM, and SIGKILL after the kill
-// grace, a second at most.
+// ServeAgent is the life of an agent: it runs the ranks of this host as gorun says on stdin and stdout, which it takes over. Nothing
+// of the job is left on the host when it returns, also when stdin has ended: then its ranks get SIGTERM, and SIGKILL after the kill
+// grace, a second at most. An error says what ended it.
 func ServeAgent() error { return serveAgent(nil) }
 
 // serveAgent is ServeAgent. onFork is nil, but in tests: as of agentConfig.

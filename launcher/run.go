@@ -59,7 +59,7 @@ const (
 
 // Options are the surroundings of a run. The zero value runs without input, output and signals.
 type Options struct {
-	Stdin    int // descriptor for rank 0's stdin, when HasStdin
+	Stdin    int // descriptor that the ranks of Plan.Stdin read, when HasStdin
 	HasStdin bool
 	Stdout   io.Writer        // nil: discard. An FD is written directly
 	Stderr   io.Writer        // nil: discard. Also gorun's own messages

@@ -73,7 +73,7 @@ func TestDefaultKeyFiles(t *testing.T) {
 	newKey(t, filepath.Join(st.home, ".ssh/id_ed25519"), "ed25519", "")
 	e := mustFail(t, st.client(t, Config{}), target("h1"), way.PhaseAuthenticate,
 		me(t)+" is not let in: no key was accepted of "+st.home+"/.ssh/id_ed25519", fmt.Sprintf("ssh-copy-id -i ~/.ssh/id_ed25519.pub -p %d %s@%s", sv.port, me(t), sv.ip))
-	if way.Retryable(e) {
+	if temporary(e) {
 		t.Error("a refused key is worth another try")
 	}
 	if err := os.Rename(key.file, filepath.Join(st.home, ".ssh/id_ecdsa")); err != nil {

@@ -19,6 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// temporary reports whether opening again may help.
+func temporary(err error) bool {
+	e, ok := errors.AsType[*way.Error](err)
+	return ok && e.Temporary
+}
+
 // serveRaw accepts connections and hands them to serve, until the test ends. It counts them.
 func serveRaw(t testing.TB, serve func(net.Conn)) (port int, count *atomic.Int64) {
 	t.Helper()
@@ -57,7 +63,7 @@ func TestRefused(t *testing.T) {
 	port := freePort(t, "127.0.0.1")
 	e := mustFail(t, st.client(t, Config{}), way.Target{Name: "a", Addr: "127.0.0.1", Port: port}, way.PhaseConnect,
 		fmt.Sprintf("a: connect: dial 127.0.0.1:%d: connection refused", port), fmt.Sprintf("is sshd running there, on port %d?", port))
-	if !errors.Is(e, syscall.ECONNREFUSED) || !way.Retryable(e) {
+	if !errors.Is(e, syscall.ECONNREFUSED) || !temporary(e) {
 		t.Errorf("%v: want a temporary ECONNREFUSED", e)
 	}
 }
@@ -96,7 +102,7 @@ func TestNoRoute(t *testing.T) {
 		need(t, "no network namespace to be had: "+err.Error())
 	}
 	e := mustFail(t, newSite(t, "").client(t, Config{}), way.Target{Name: "x", Addr: "127.0.0.1"}, way.PhaseConnect, "127.0.0.1", "unreachable", "routes")
-	if !way.Retryable(e) {
+	if !temporary(e) {
 		t.Errorf("%v is not worth another try", e)
 	}
 }
@@ -125,7 +131,7 @@ func TestSilentServer(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(50*time.Millisecond, cancel)
 			write(t, st.config, "")
-			if _, err := st.client(t, Config{}).Open(ctx, tg, "true"); !errors.Is(err, context.Canceled) || way.Retryable(err) {
+			if _, err := st.client(t, Config{}).Open(ctx, tg, "true"); !errors.Is(err, context.Canceled) || temporary(err) {
 				t.Errorf("%v, want that it is cancelled", err)
 			}
 		})
@@ -151,7 +157,7 @@ func TestDropped(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var retries atomic.Int64
 			cl := newSite(t, "").client(t, Config{OnRetry: func(_ way.Target, err error) {
-				if !way.Retryable(err) {
+				if !temporary(err) {
 					t.Errorf("tried again: %v", err)
 				}
 				retries.Add(1)
@@ -244,7 +250,7 @@ func TestPending(t *testing.T) {
 		for range 20 {
 			for _, p := range []int{port, other} {
 				all.Go(func() {
-					if _, err := c.Open(ctx, way.Target{Name: "x", Addr: "127.0.0.1", Port: p}, "true"); !errors.Is(err, context.DeadlineExceeded) || !way.Retryable(err) {
+					if _, err := c.Open(ctx, way.Target{Name: "x", Addr: "127.0.0.1", Port: p}, "true"); !errors.Is(err, context.DeadlineExceeded) || !temporary(err) {
 						t.Error(err)
 					}
 				})
@@ -262,7 +268,7 @@ func TestCancelledRetry(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cl := newSite(t, "").client(t, Config{Patient: true, OnRetry: func(way.Target, error) { cancel() }})
 	_, err := cl.Open(ctx, way.Target{Name: "x", Addr: "127.0.0.1", Port: freePort(t, "127.0.0.1")}, "true")
-	if !errors.Is(err, context.Canceled) || !errors.Is(err, syscall.ECONNREFUSED) || way.Retryable(err) {
+	if !errors.Is(err, context.Canceled) || !errors.Is(err, syscall.ECONNREFUSED) || temporary(err) {
 		t.Errorf("%v", err)
 	}
 }

@@ -25,7 +25,7 @@ func TestUnknownHostKey(t *testing.T) {
 	c := st.client(t, Config{})
 	e := mustFail(t, c, target("h1"), way.PhaseHostKey,
 		"unknown key ssh-ed25519 "+ssh.FingerprintSHA256(sv.hostKeys[0].signer.PublicKey()), sv.knownName()+" is in none of "+st.knownHosts(), "--accept-new-host-keys")
-	if way.Retryable(e) {
+	if temporary(e) {
 		t.Error("an unknown host key is worth another try")
 	}
 	// The advice works as printed.

@@ -443,7 +443,7 @@ func mustEnd(t testing.TB, w way.Way, tg way.Target, phase string, texts ...stri
 		t.Errorf("the limit of half a second took %v", d)
 	}
 	e, ok := err.(*way.Error)
-	if !ok || e.Phase != phase || !errors.Is(err, context.DeadlineExceeded) || !way.Retryable(err) {
+	if !ok || e.Phase != phase || !errors.Is(err, context.DeadlineExceeded) || !temporary(err) {
 		t.Errorf("%T %v, want a temporary deadline of phase %s", err, err, phase)
 	}
 	for _, text := range texts {

@@ -82,12 +82,6 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Cause }
 
-// Retryable says whether opening again may help.
-func Retryable(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e.Temporary
-}
-
 // Advice is the advice in err, or "".
 func Advice(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {

@@ -202,11 +202,8 @@ func TestOpenErrors(t *testing.T) {
 	if got, want := Advice(err), "check the command given with --rsh"; got != want {
 		t.Errorf("advice %q, want %q", got, want)
 	}
-	if Retryable(err) {
-		t.Error("a missing command is worth another try")
-	}
-	if !Retryable(fmt.Errorf("open: %w", &Error{Temporary: true})) {
-		t.Error("a wrapped temporary error is not worth another try")
+	if e, ok := errors.AsType[*Error](err); !ok || e.Temporary {
+		t.Errorf("a missing command is worth another try: %#v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
