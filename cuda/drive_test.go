@@ -231,7 +231,10 @@ func runBarrierRank() error {
 func TestBell(t *testing.T) {
 	var b Bell
 	var value, seen atomic.Int64
-	const rounds = 3000
+	rounds := int64(3000)
+	if raceEnabled {
+		rounds = 1000
+	}
 	done := make(chan struct{})
 	var lost int
 	go func() {
@@ -241,8 +244,8 @@ func TestBell(t *testing.T) {
 				seq := b.enter()
 				if value.Load() < want {
 					start := time.Now()
-					b.sleep(seq, 5*time.Second)
-					if time.Since(start) > 4*time.Second {
+					b.sleep(seq, hang)
+					if time.Since(start) > hang-hang/10 {
 						lost++
 					}
 				}

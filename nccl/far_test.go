@@ -88,10 +88,13 @@ func onFar(t *testing.T, nodeOf []int, f func(j *farJob) error, wants func(t *te
 			}
 		}, append(env, signalVar+"="+signal)...))
 	}
+	// At once: they wait for deadlines, mostly.
 	t.Run("host", func(t *testing.T) {
+		t.Parallel()
 		run(t, func(*bootstrap.Job) (*cuda.Device, error) { return cuda.Open("host") })
 	})
 	t.Run("library", func(t *testing.T) {
+		t.Parallel()
 		run(t, func(job *bootstrap.Job) (*cuda.Device, error) { return cuda.Open(strconv.Itoa(job.Rank())) }, fakeLibraries(t)...)
 	})
 }
@@ -315,12 +318,13 @@ func TestFarInitFails(t *testing.T) {
 func TestFarMissing(t *testing.T) {
 	onFar(t, []int{0, 0, 1, 1}, func(j *farJob) error {
 		const missing = "rank 3 (host host1)"
+		const patience = time.Second // in which the others are there
 		late := j.job.Rank() == 3
 		short := func(f func(ctx context.Context) error) error {
 			if late {
 				return nil
 			}
-			ctx, cancel := context.WithTimeout(j.ctx, 400*time.Millisecond)
+			ctx, cancel := context.WithTimeout(j.ctx, patience)
 			defer cancel()
 			return wantErr(f(ctx), nil, missing)
 		}
@@ -337,7 +341,7 @@ func TestFarMissing(t *testing.T) {
 				return g.Barrier(ctx)
 			}},
 			{"init", func(ctx context.Context) error {
-				c, err := nccl.InitConfig(j.ctx, j.job, j.dev, &nccl.Config{Name: "late", Timeout: 400 * time.Millisecond})
+				c, err := nccl.InitConfig(j.ctx, j.job, j.dev, &nccl.Config{Name: "late", Timeout: patience})
 				if err == nil {
 					err = errors.Join(errors.New("no error"), c.Close())
 				}
@@ -377,7 +381,7 @@ func TestFarMissing(t *testing.T) {
 		} {
 			cfg := nccl.Config{Name: tc.name}
 			if tc.does == nil {
-				cfg.Check, cfg.Timeout = nccl.Strict, time.Second
+				cfg.Check, cfg.Timeout = nccl.Strict, 3*time.Second // also for its Init
 			}
 			if err := j.withConfig(cfg, func(w *farWorld) error {
 				err := short(func(ctx context.Context) error {
