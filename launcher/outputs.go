@@ -24,6 +24,7 @@ type outputConfig struct {
 	merged         bool         // stderr comes in the stream of stdout
 	files          *outputFiles // nil: none
 	filesOnly      bool
+	midLine        bool // stdout stands in the middle of a line of a rank that is gone
 }
 
 // newOutputs starts the collectors. sinkErr is called once if stdout can't be written, and once if a file can't.
@@ -33,6 +34,9 @@ func newOutputs(cfg outputConfig, ranks int, sinkErr func(error)) (*outputs, err
 	var err error
 	if o.out, err = newCollector(cfg.stderr, sinkErr); err != nil {
 		return nil, err
+	}
+	if cfg.midLine {
+		o.out.mid = &stream{}
 	}
 	o.err = o.out
 	if !sameFile(cfg.stdout, cfg.stderr) {

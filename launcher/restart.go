@@ -133,6 +133,7 @@ type Restarts struct {
 type series struct {
 	deadline  time.Time  // when the job's time is over; zero: no rank has been started yet
 	outputDir *outputDir // nil: none, or not yet
+	midLine   bool       // stdout stands in the middle of a line that an attempt has left
 	release   []func()   // what to give back after the last
 }
 

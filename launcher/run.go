@@ -198,7 +198,7 @@ func (r *runner) prepare(ctx context.Context) error {
 		}
 	}
 	r.events = make(chan agentEvent, eventRoom(len(p.Ranks), len(p.Hosts)))
-	cfg := outputConfig{stdout: r.o.Stdout, stderr: r.o.Stderr, tags: p.TagOutput, stamps: p.Timestamp, merged: p.Merge, filesOnly: p.FilesOnly}
+	cfg := outputConfig{stdout: r.o.Stdout, stderr: r.o.Stderr, tags: p.TagOutput, stamps: p.Timestamp, merged: p.Merge, filesOnly: p.FilesOnly, midLine: r.series.midLine}
 	if p.OutputDir != "" {
 		if err := r.takeOutputDir(); err != nil {
 			return err
@@ -798,6 +798,7 @@ func (r *runner) wind() {
 			a.Ranks[i].tail, a.Ranks[i].shown = r.output.tail(i)
 		}
 		a.midLine = r.output.err.midLine()
+		r.series.midLine = r.output.out != r.output.err && r.output.out.midLine() // else Summary ends the line
 	} else {
 		a.Cut = true
 	}

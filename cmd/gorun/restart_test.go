@@ -87,6 +87,12 @@ func TestRestart(t *testing.T) {
 				t.Errorf("exit code %d, %d starts: %s", got, j.starts(), j.err.String())
 			}
 		})
+		t.Run("a line that an attempt has left is over", func(t *testing.T) {
+			j := newJob(t, "-np", "1", "--restarts", "2", "--tag-output", "sh", "-c", `[ $GORUN_RESTART = 1 ] || printf $GORUN_RESTART; exit $((2 - GORUN_RESTART))`)
+			if got := j.run(); got != 0 || j.out.String() != "[0] 0\n[0] 2" {
+				t.Errorf("exit code %d, output %q, want 0, %q: %s", got, j.out.String(), "[0] 0\n[0] 2", j.err.String())
+			}
+		})
 		t.Run("files go on", func(t *testing.T) {
 			dir := t.TempDir()
 			j := newJob(t, "-np", "2", "--restarts", "1", "--on-fail", "wait", "--output-dir", dir, "sh", "-c", `echo $RANK: $GORUN_RESTART; exit $((1 - GORUN_RESTART))`)
