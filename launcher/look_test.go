@@ -120,7 +120,7 @@ func TestLookBeforeRanksAreStarted(t *testing.T) {
 					t.Errorf("code %d", a.Code)
 				}
 				if c.latency[0] > 0 { // the grace has begun, and host a has not said yet which ranks it started
-					c.said += "gorun: the job has run for 10s; waiting up to 1m0s for ranks that are being started to end\n"
+					c.said += "gorun: the job has run for 10s; waiting up to 1m0s (--kill-grace) for ranks that are being started to end\n"
 				}
 				if d := cmp.Diff(j.said.String(), "gorun: what the ranks do after 10s:\n"+c.said); d != "" {
 					t.Errorf("-got +want:\n%s", d)

@@ -77,7 +77,7 @@ type hostsJob struct {
 }
 
 // slowLines are what gorun says while something takes long, as it may on a busy machine.
-var slowLines = regexp.MustCompile(`(?m)^gorun: (waiting for \d+ of \d+ hosts: .*|sending (gorun|files) to .*|.*; waiting up to \S+ for .* to end)\n`)
+var slowLines = regexp.MustCompile(`(?m)^gorun: (waiting for \d+ of \d+ hosts: .*|sending (gorun|files) to .*|.*; waiting up to \S+ \(--kill-grace\) for .* to end)\n`)
 
 // gorunDir is removed at the end of the tests; "" if gorun was not built.
 var gorunDir string

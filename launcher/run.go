@@ -383,7 +383,7 @@ func (r *runner) run(ctx context.Context) {
 			r.tellLook(all)
 		case <-r.remind:
 			r.remind = nil
-			r.say("%s; waiting up to %v for %s to end", r.progress(), r.plan.KillGrace, r.living())
+			r.say("%s; waiting up to %v (--kill-grace) for %s to end", r.progress(), r.plan.KillGrace, r.living())
 		case <-adopt:
 			for _, h := range r.hosts {
 				h.adopted()

@@ -33,7 +33,7 @@ type job struct {
 }
 
 // slowLines are what gorun says while something takes long, as it may on a busy machine.
-var slowLines = regexp.MustCompile(`(?m)^gorun: (waiting for \d+ of \d+ hosts: .*|sending (gorun|files) to .*|.*; waiting up to \S+ for .* to end)\n`)
+var slowLines = regexp.MustCompile(`(?m)^gorun: (waiting for \d+ of \d+ hosts: .*|sending (gorun|files) to .*|.*; waiting up to \S+ \(--kill-grace\) for .* to end)\n`)
 
 // newJob prepares gorun with these arguments. Its ranks, and all that they start, are found again by RANKDIR.
 func newJob(t *testing.T, args ...string) *job {
@@ -419,7 +419,7 @@ func TestWaitingIsSaid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "gorun: rank 0 exited with code 7; waiting up to 1h0m0s for rank 1 to end\n"
+	want := "gorun: rank 0 exited with code 7; waiting up to 1h0m0s (--kill-grace) for rank 1 to end\n"
 	if got := string(line[:n]); got != want {
 		t.Errorf("stderr %q, want %q", got, want)
 	}
