@@ -49,6 +49,7 @@ func (j *hostsJob) instead(config, hosts string) *hostsJob {
 // that nobody but ssh's answers reaches.
 func TestHostsNames(t *testing.T) {
 	h := testhosts.New(t, 2, testhosts.Options{})
+	haveAgent(t, h)
 	addr := func(i int) string { return h.Hosts[i].Addr.String() }
 	// run runs sayPlace on hosts that are given otherwise.
 	run := func(t *testing.T, config, hosts string, flags ...string) []string {
@@ -163,6 +164,7 @@ func linkLocal(t *testing.T, h *testhosts.Hosts, i int) netip.Addr {
 // between them (launchers.md row 32).
 func TestHostsManagementNetwork(t *testing.T) {
 	h := testhosts.New(t, 3, testhosts.Options{Isolated: true, Second: true, Bridge: true})
+	haveAgent(t, h)
 	for i := range h.Hosts {
 		if err := copyProgram("/proc/self/exe", h.Path(i, "/root/rank")); err != nil {
 			t.Fatal(err)

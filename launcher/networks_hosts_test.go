@@ -23,6 +23,7 @@ func TestHostsNetworks(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := testhosts.New(t, 3, c.o)
+			haveAgent(t, h)
 			for i := range h.Hosts {
 				if err := copyProgram("/proc/self/exe", h.Path(i, "/root/rank")); err != nil {
 					t.Fatal(err)

@@ -74,6 +74,7 @@ func TestHostsPlacement(t *testing.T) {
 		t.Skip("one CPU is here")
 	}
 	h := testhosts.New(t, 2, testhosts.Options{Config: []string{"SetEnv CUDA_VISIBLE_DEVICES=GPU-b5,1"}})
+	haveAgent(t, h)
 	taskset(t, h, 0, cpus[1])
 	fakeGPUs(t, h, 1, 2)
 	const ask = `echo $GORUN_RANK $(grep Cpus_allowed_list /proc/self/status | cut -f 2) ${CUDA_VISIBLE_DEVICES-unset} $LOCAL_RANK share=$GORUN_CPU_SHARE`

@@ -271,6 +271,9 @@ func TestHostsOddAndMany(t *testing.T) {
 			return text
 		}
 		jobs := 8
+		if testing.Short() {
+			jobs = 3
+		}
 		if s := os.Getenv("GORUN_TEST_JOBS"); s != "" {
 			var err error
 			if jobs, err = strconv.Atoi(s); err != nil {

@@ -51,7 +51,7 @@ func TestCauseIsNamed(t *testing.T) {
 			if how == "in-messages" {
 				runs = 3 // that the ranks wait in a circle takes seconds to come out
 			}
-			for range runs {
+			for range often(runs) {
 				j := newJob(t, "-np", "4", "rank", "fail", how)
 				j.cmd.Env = append(j.cmd.Env, "GORUN_DEVICE=host")
 				got := j.run()
@@ -75,7 +75,7 @@ func TestCauseIsNamed(t *testing.T) {
 
 // What one rank says of an error that all of them see is heard, whichever ends first.
 func TestOneRankSpeaksForAll(t *testing.T) {
-	for range 10 {
+	for range often(10) {
 		j := newJob(t, "-np", "4", "rank", "fail", "usage")
 		if got := j.run(); got != 2 || !strings.Contains(j.err.String(), "invalid size 64Q\n") {
 			t.Fatalf("exit code %d, want 2 and the words of rank 0; stderr %q", got, j.err.String())

@@ -7,6 +7,14 @@ import (
 	"time"
 )
 
+// often is how often something is tried that goes wrong, if it does, now and then: less often with -short, as under the race detector.
+func often(n int) int {
+	if testing.Short() {
+		return (n + 3) / 4
+	}
+	return n
+}
+
 // bestOf tries something until it takes no longer than a bound, which is what is tested, and the machine may be busy.
 func bestOf(t *testing.T, bound time.Duration, try func() time.Duration) {
 	t.Helper()

@@ -86,7 +86,12 @@ func TestTwoArchitectures(t *testing.T) {
 		return j
 	}
 	j := run("./testdata/meet")
-	if got := j.run(); got != 0 || j.out.String() != "amd64 arm64\n" {
+	got := j.run()
+	for try := 1; try < 3 && got == 122 && strings.Contains(j.err.String(), "no answer for "); try++ { // on a busy machine an agent that is emulated is very slow
+		j = run("./testdata/meet")
+		got = j.run()
+	}
+	if got != 0 || j.out.String() != "amd64 arm64\n" {
 		t.Errorf("exit code %d, stdout %q, want the ranks of both: %s", got, j.out.String(), j.err.String())
 	}
 	j = run("./testdata/meet", "fail")

@@ -616,7 +616,7 @@ func TestStuckReaderOfStderr(t *testing.T) {
 
 // GORUN_TEST_LAUNCHES=1000 is what a release is tested with.
 func TestManyLaunches(t *testing.T) {
-	n := 50
+	n := often(50)
 	if s := os.Getenv("GORUN_TEST_LAUNCHES"); s != "" {
 		var err error
 		if n, err = strconv.Atoi(s); err != nil {

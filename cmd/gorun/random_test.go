@@ -44,7 +44,7 @@ var long = flag.Bool("long", false, "run more of the random jobs")
 // Ranks end one after the other, each in its way. The first that does not end well decides the exit code and is named, whatever the others do, and
 // whether they are ended or waited for.
 func TestRandomEnds(t *testing.T) {
-	jobs := 200
+	jobs := often(200)
 	if *long {
 		jobs = 1000
 	}
@@ -127,7 +127,7 @@ func randomEndsJob(t *testing.T, home string, seed int) {
 func TestSignalAfterFailure(t *testing.T) {
 	const end = `[ $RANK = 0 ] && { until [ -e $RANKDIR/go ]; do sleep 0.01; done; exit 3; }
 kill -STOP $PPID; touch $RANKDIR/go; after 0; kill -TERM $PPID; kill -CONT $PPID; exec sleep 1000`
-	for range 10 {
+	for range often(10) {
 		j := newJob(t, "-np", "2", "sh", "-c", after+end)
 		report := j.reporting()
 		if got := j.run(); got != 3 {

@@ -29,7 +29,7 @@ func randomWord(rnd *rand.Rand) string {
 
 // Arguments and variables arrive alike on this host and on four others. GORUN_TEST_JOBS=100 tries more of them.
 func TestRandomVectors(t *testing.T) {
-	jobs := 12
+	jobs := often(12)
 	if s := os.Getenv("GORUN_TEST_JOBS"); s != "" {
 		var err error
 		if jobs, err = strconv.Atoi(s); err != nil {
