@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,6 +38,9 @@ func TestMain(m *testing.M) {
 		})
 	case "fine":
 		Main("x", func(context.Context, []string, io.Writer) error { return nil })
+	}
+	if signal.Ignored(syscall.SIGINT) { // in the background of a script; the program would ignore it as well
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGINT)
 	}
 	os.Exit(m.Run())
 }
