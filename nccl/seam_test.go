@@ -396,6 +396,9 @@ func TestMeet(t *testing.T) {
 			if _, err := w.comm.MeetPair(ctx, (me+1)%3, nil, "a pair"); !errors.Is(err, nccl.ErrArgument) {
 				return fmt.Errorf("pair outside of a lease: %v", err)
 			}
+			if err := job.Barrier(ctx); err != nil {
+				return err
+			}
 			short, cancel := context.WithTimeout(ctx, time.Second) // rank 0 and 2 meet in it
 			defer cancel()
 			if me == 1 {
