@@ -96,6 +96,7 @@ type Account struct {
 	LeftOut  int           `json:"attempts_left_out,omitempty"` // how many between them are not kept
 
 	used       string           // how the restarts were used, for Summary
+	unstaged   string           // what the rank that failed first lacked of gorun's host, for Summary
 	suspicions []node.Suspicion // what ranks said of others, in order
 
 	midLine bool // stderr stands in the middle of a line
@@ -343,6 +344,9 @@ func (a *Account) attemptSummary() string {
 			for _, l := range lines {
 				b.WriteString("    " + l + "\n")
 			}
+		}
+		if a.unstaged != "" {
+			b.WriteString("  " + a.unstaged + "\n")
 		}
 	case ReasonTimeout:
 		fmt.Fprintf(&b, "gorun: timeout: %s\n", a.Error)

@@ -130,6 +130,7 @@ type agentServer struct {
 	programs []Program // as job.Programs, found on this host
 	dir      string
 	ownDir   bool
+	noDir    bool // the directory of gorun's host is missing here
 	files    jobFiles
 	host     *localHost
 	pumps    *pumps
@@ -321,7 +322,7 @@ func (s *agentServer) prepare() error {
 		at.Port = int(a.Port())
 	}
 	s.reach = &reacher{key: j.Key, host: j.Node, addrs: func() []agentwire.Address { return addrs }, at: at, from: j.PortFrom, to: j.PortTo, say: s.mux.Send}
-	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Node: where, At: at, Dir: []byte(s.dir), OwnDir: s.ownDir,
+	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Node: where, At: at, Dir: []byte(s.dir), OwnDir: s.ownDir, NoDir: s.noDir,
 		Notes: s.notes(), Place: s.place}})
 	return nil
 }

@@ -201,5 +201,6 @@ func (r *runner) carryOut(ctx context.Context) *Account {
 	}
 	r.acct.End = time.Now()
 	r.acct.settle(r.interrupt, r.cannotRun)
+	r.acct.unstaged = r.unstaged()
 	return r.acct
 }

@@ -33,7 +33,7 @@ func (s *agentServer) stage() error {
 			if len(r.Dir) > 0 || s.job.DirGiven {
 				return err
 			}
-			s.ownDir = true
+			s.ownDir, s.noDir = true, true
 		}
 	}
 	if len(s.job.Items) == 0 && !s.ownDir {

@@ -385,6 +385,22 @@ func TestStageFiles(t *testing.T) {
 		}
 		cleanStage(t, h)
 	})
+	t.Run("not sent", func(t *testing.T) {
+		for _, c := range []struct {
+			args []string
+			want string
+		}{
+			{[]string{"cat", "data/f.csv"}, "host h1 has no " + dir + ": its ranks ran in a directory of the job's own; --stage data/f.csv sends it"},
+			{[]string{"--stage", "data", "sh", "-c", "cat data/f.csv; exit 3", "sh", "data/f.csv", "none.csv", "/etc/hostname"}, ""},
+			{[]string{"--wdir", "/", "cat", "data/f.csv"}, ""},
+		} {
+			j := stageJob(t, h, dir, append([]string{"-np", "1"}, c.args...)...)
+			if got := j.run(); got == 0 || strings.Contains(j.err.String(), "a directory of the job's own") != (c.want != "") || !strings.Contains(j.err.String(), c.want) {
+				t.Errorf("%q: exit code %d, stderr %s, want %q in it", c.args, got, j.err.String(), c.want)
+			}
+		}
+		cleanStage(t, h)
+	})
 	t.Run("files of ranks are told", func(t *testing.T) {
 		for n, where := range []string{"h1: 4 files of the ranks (d/1, d/2, d/3, ...)", "h1, h2: 8 files of the ranks (d/1, d/2, d/3)"} {
 			j := stageJob(t, h, dir, "-np", strconv.Itoa(n+1), "--stage", "data/f.csv", "sh", "-c", "mkdir d; for i in 1 2 3 4; do echo >d/$i; done; chmod 0 d")

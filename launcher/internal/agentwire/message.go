@@ -184,7 +184,8 @@ type Prepared struct {
 	At      Address  // the same, with what is known of that address
 	Notes   []string `json:",omitempty"` // for people
 	Dir     []byte   // the ranks' directory
-	OwnDir  bool     // it is the job's own, since Dir of Prepare is missing there
+	OwnDir  bool     // it is the job's own, since Dir of Prepare, or a file of it, is missing there
+	NoDir   bool     `json:",omitempty"` // Dir of Prepare is missing there
 	Place   Place
 }
 
