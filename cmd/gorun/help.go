@@ -239,6 +239,14 @@ turn (node), or N to each host (ppr:N:node). Rank numbers follow the order of th
 More ranks than slots are an error, unless --oversubscribe is given or this host is
 the only one; max_slots holds even then. Without -np every slot gets a rank.
 
+--rsh CMD takes another way there. CMD runs with two more arguments, [user@]host and one
+line for a shell there, and passes on stdin, stdout and stderr, without a terminal; where
+a word of CMD has %h it stands for the host (%r user, %p port), and only the line is added:
+  --rsh ssh
+  --rsh 'docker exec -i %h /bin/sh -c'
+  --rsh 'kubectl exec -i %h -- /bin/sh -c'
+The hosts must still reach each other by IP, unless there is one alone.
+
 Ranks on other hosts have the environment of a login there and NCCL_*, MCCL_*,
 GLOO_SOCKET_IFNAME, GORUN_*_LIB, -x NAME, -x NAME=VALUE and [env] of here; not PATH, LD_LIBRARY_PATH or HOME.
 

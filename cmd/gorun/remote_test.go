@@ -399,6 +399,7 @@ func TestRemoteNotStarted(t *testing.T) {
 		err       string // a pattern, in stderr
 	}{
 		{"refuses", sh(`echo go away >&2; exit 7`), nil, `^gorun: host b: start the agent: .*exit status 7.*go away`},
+		{"needs no shell", sh(`exec "$2"`), nil, `(?m)^gorun: host b: start the agent: the session ended before it: exit status 127; it said: .*\n    the command of --rsh must hand its last argument to a shell there`},
 		{"says nothing", sh(`exec sleep 1000`), []string{"--connect-timeout"}, `^gorun: host b: .*no answer within [0-9.]+m?s`},
 		{"says something else", sh(`echo hello; exec cat >/dev/null`), []string{"--connect-timeout"}, `^gorun: host b: .*hello`},
 		{"another agent", sh(`exec /bin/sh -c "$2" 2>&1 | sed -u "s/^gorun agent 1 .*/gorun agent 1 v0.0.1/"`), nil, `^gorun: host b: the agent is gorun v0\.0\.1, this is `},

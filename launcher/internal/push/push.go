@@ -57,7 +57,11 @@ type Error struct {
 	Reason string
 	Said   string // what was read and what stderr holds, for the user
 	Err    error  // the session's end, or ctx's cause; nil for the script's own verdict
+	Advice string // one line on what to do about it; "" if there is none
 }
+
+// Hint is the advice: see way.Advice.
+func (e *Error) Hint() string { return e.Advice }
 
 func (e *Error) Error() string {
 	text := e.Host + ": start the agent: " + e.Reason
@@ -109,17 +113,45 @@ func Open(ctx context.Context, w way.Way, t way.Target, o Options) (*Started, er
 			if ctx.Err() != nil {
 				e.Err = context.Cause(ctx)
 			}
-			e.Said = said(d.noise.Bytes(), s.Stderr())
+			words, quoted := withoutLine(d.noise.String()+"\n"+string(s.Stderr()), own.arch+":"+own.hash)
+			e.Said = said(words)
+			if _, byCommand := w.(*way.Command); byCommand && (quoted || notRun(e.Err)) {
+				e.Advice = noShell
+			}
 		}
 		return nil, err
 	}
 	return st, nil
 }
 
-// said joins what a host wrote to one line of bounded length.
-func said(out, errs []byte) string {
-	words := strings.Fields(string(out) + "\n" + string(errs))
-	text := strings.ToValidUTF8(strings.Join(words, " "), "?")
+// noShell is for a command that executes its last argument as it is, as docker exec does.
+const noShell = "the command of --rsh must hand its last argument to a shell there, as ssh does (docker exec -i %h /bin/sh -c): see gorun help hosts"
+
+// notRun reports whether an end is what a shell or a container's runtime says of a program that it can't run.
+func notRun(end error) bool {
+	e, ok := errors.AsType[*way.ExitError](end)
+	return ok && (e.Code == 126 || e.Code == 127)
+}
+
+// withoutLine is text with "..." for the shell line of ours that who complains of it quotes in full, and whether it did. last is the line's last word.
+func withoutLine(text, last string) (string, bool) {
+	to := strings.LastIndex(text, last)
+	from := strings.Index(text, "exec /bin/sh -c ")
+	switch {
+	case from < 0 && to < 0:
+		return text, false
+	case from < 0 || to < from: // only an end, or only a beginning of it is there
+		if to >= 0 {
+			return "..." + text[to+len(last):], true
+		}
+		return text[:from] + "...", true
+	}
+	return text[:from] + "..." + text[to+len(last):], true
+}
+
+// said makes what a host wrote one line of bounded length.
+func said(text string) string {
+	text = strings.ToValidUTF8(strings.Join(strings.Fields(text), " "), "?")
 	if most := 600; len(text) > most {
 		text = "... " + strings.ToValidUTF8(text[len(text)-most:], "")
 	}

@@ -387,6 +387,39 @@ func TestFailures(t *testing.T) {
 	})
 }
 
+// A command that takes the line for a program's name is told what it must do; the script in its complaint is left out.
+func TestNoShell(t *testing.T) {
+	for _, c := range []struct {
+		name, text, said string
+		advice           bool
+	}{
+		{"executes it", `exec "$2"`, "", true}, // dash quotes it
+		{"quotes it", `printf 'OCI runtime exec failed: exec: "%s": stat %s: no such file or directory\n' "$2" "$2" >&2; exit 1`,
+			`OCI runtime exec failed: exec: "...: no such file or directory`, true},
+		{"quotes its end", `printf 'no %s: not found\n' "$2" | tail -c 200 >&2; exit 1`, "...: not found", true},
+		{"quotes its beginning", `printf 'no %s: not found\n' "$2" | head -c 200 >&2; exit 1`, "no ...", true},
+		{"not found", `echo no such thing >&2; exit 127`, "no such thing", true},
+		{"something else", `echo go away >&2; exit 7`, "go away", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := talk(t, fake(t, c.text), way.Target{Name: "x"}, Options{Builds: builds(t)})
+			e, ok := errors.AsType[*Error](err)
+			if !ok {
+				t.Fatalf("error: %v, want an *Error", err)
+			}
+			if c.said != "" && e.Said != c.said {
+				t.Errorf("it said %q, want %q", e.Said, c.said)
+			}
+			if strings.Contains(err.Error(), "XDG_CACHE_HOME") {
+				t.Errorf("the script is in the error: %v", err)
+			}
+			if got := strings.HasPrefix(way.Advice(err), "the command of --rsh must hand its last argument to a shell there"); got != c.advice {
+				t.Errorf("advice %q, want any: %v", way.Advice(err), c.advice)
+			}
+		})
+	}
+}
+
 // A host whose link is cut while gorun is sent to it is given up when nothing has arrived for a while.
 func TestStall(t *testing.T) {
 	// This one reads, and says nothing; that one does not even read.

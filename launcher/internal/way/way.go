@@ -82,10 +82,17 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Cause }
 
-// Advice is the advice in err, or "".
+// Advice is the advice in err, or "": that of an *Error, or of another one that has the method Hint.
 func Advice(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Advice
+	}
+	var e interface {
+		error
+		Hint() string
+	}
+	if errors.As(err, &e) {
+		return e.Hint()
 	}
 	return ""
 }
