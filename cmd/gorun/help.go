@@ -205,7 +205,11 @@ over (--keep-launcher-env keeps it, -x NAME keeps one):
 		}
 		line += " " + p.Name
 	}
-	b.WriteString(line + "\n")
+	b.WriteString(line + `
+
+gorun does not speak PMI: an MPI program (MPI_Init) needs mpirun. Started by gorun each
+of its ranks would be alone, rank 0 of 1; gorun says so if it is linked with libmpi.
+`)
 	return b.String()
 }
 

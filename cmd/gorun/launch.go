@@ -45,6 +45,9 @@ func launch(args []string, io stdio) int {
 		return fail(io, placed(err, job, sources))
 	}
 	tellIdle(io, plan, sources)
+	for _, note := range plan.MPINotes() {
+		fmt.Fprintf(io.err, "gorun: %s\n", note)
+	}
 	if q.dryRun {
 		ctx, cancel := context.WithTimeout(context.Background(), routesWait)
 		defer cancel()
