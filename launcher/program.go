@@ -205,8 +205,15 @@ func (p *Program) build(ctx context.Context, w io.Writer, arch string) (string, 
 	if arch != "" {
 		cmd.Env = append(cmd.Env, "GOOS=linux", "GOARCH="+arch)
 	}
-	cmd.Stdout, cmd.Stderr = w, w
-	if err := cmd.Run(); err != nil {
+	from, err := os.Getwd()
+	if err != nil {
+		from = p.GoDir
+	}
+	places := &placeWriter{w: w, dir: p.GoDir, from: from}
+	cmd.Stdout, cmd.Stderr = places, places
+	err = cmd.Run()
+	places.flush()
+	if err != nil {
 		if _, ok := errors.AsType[*exec.ExitError](err); ok {
 			return "", &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": go build failed, see above"}
 		}
