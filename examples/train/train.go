@@ -175,8 +175,11 @@ func released(stdout io.Writer, res *result, bytes uint64) error {
 	if a.Registrations > 0 || a.PendingRelease > 0 || a.PeerMappings > 0 {
 		answer = "no"
 	}
-	fmt.Fprintf(stdout, "registered: %s, %s; released: %s (%d live, %d pending)\n",
-		count(res.Before.Registrations, "buffer"), size(bytes), answer, a.Registrations, a.PendingRelease)
+	what := "nothing"
+	if n := res.Before.Registrations; n > 0 {
+		what = count(n, "buffer") + ", " + size(bytes)
+	}
+	fmt.Fprintf(stdout, "registered: %s; released: %s (%d live, %d pending)\n", what, answer, a.Registrations, a.PendingRelease)
 	if answer == "no" {
 		return fmt.Errorf("the closed graph left %d registrations, %d pending, %d mappings of peers' memory", a.Registrations, a.PendingRelease, a.PeerMappings)
 	}

@@ -335,3 +335,13 @@ func TestRunErrors(t *testing.T) {
 		}
 	}
 }
+
+func TestReleasedOfNothing(t *testing.T) {
+	var out bytes.Buffer
+	if err := released(&out, &result{}, 11<<10); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := out.String(), "registered: nothing; released: yes (0 live, 0 pending)\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
