@@ -49,6 +49,7 @@ func (e *StartError) Unwrap() error { return e.Err }
 // value of PATH); a directory is a Go main package.
 func FindProgram(name, path string) (Program, error) {
 	p := Program{Name: name}
+	quoted := shellQuote(name)
 	if !strings.Contains(name, "/") && name != "." && name != ".." {
 		var denied error
 		for _, dir := range filepath.SplitList(path) {
@@ -59,42 +60,47 @@ func FindProgram(name, path string) (Program, error) {
 			err := executable(file)
 			if err == nil {
 				if p.Path, err = filepath.Abs(file); err != nil {
-					return p, &StartError{Code: ExitNotFound, Msg: "run " + file, Err: err}
+					return p, &StartError{Code: ExitNotFound, Msg: "run " + shellQuote(file), Err: err}
 				}
 				return p, nil
 			}
 			if errors.Is(err, fs.ErrPermission) && denied == nil {
-				denied = &StartError{Code: ExitCannotRun, Msg: "run " + file, Err: err}
+				denied = &StartError{Code: ExitCannotRun, Msg: "run " + shellQuote(file), Err: err}
 			}
 		}
 		if denied != nil {
 			return p, denied
 		}
-		msg := "run " + name + ": not found in PATH"
+		msg := "run " + quoted + ": not found in PATH"
 		if _, err := os.Stat(name); err == nil {
-			msg += "; for the one in this directory say ./" + name
+			msg += "; for the one in this directory say " + shellQuote("./"+name)
+		} else {
+			msg += inOneWord(name)
 		}
 		return p, &StartError{Code: ExitNotFound, Msg: msg}
 	}
 	full, err := filepath.Abs(name)
 	if err != nil {
-		return p, &StartError{Code: ExitNotFound, Msg: "run " + name, Err: err}
+		return p, &StartError{Code: ExitNotFound, Msg: "run " + quoted, Err: err}
 	}
 	info, err := os.Stat(full)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
-		return p, &StartError{Code: ExitNotFound, Msg: "run " + name, Err: err}
+		if hint := inOneWord(name); hint != "" {
+			return p, &StartError{Code: ExitNotFound, Msg: "run " + quoted + ": " + hostfacts.Reason(err) + hint}
+		}
+		return p, &StartError{Code: ExitNotFound, Msg: "run " + quoted, Err: err}
 	case err != nil:
-		return p, &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: err}
+		return p, &StartError{Code: ExitCannotRun, Msg: "run " + quoted, Err: err}
 	case info.IsDir():
 		if files, _ := filepath.Glob(filepath.Join(hostfacts.GlobQuote(full), "*.go")); len(files) == 0 {
-			return p, &StartError{Code: ExitCannotRun, Msg: "run " + name + ": is a directory without Go files"}
+			return p, &StartError{Code: ExitCannotRun, Msg: "run " + quoted + ": is a directory without Go files"}
 		}
 		p.GoDir = full
 		return p, nil
 	}
 	if err := executable(full); err != nil {
-		e := &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: err}
+		e := &StartError{Code: ExitCannotRun, Msg: "run " + quoted, Err: err}
 		if info.Mode().IsRegular() && info.Mode()&0o111 == 0 {
 			e.Msg, e.Err = e.Msg+": "+notExecutable(name), nil
 		}
@@ -102,6 +108,14 @@ func FindProgram(name, path string) (Program, error) {
 	}
 	p.Path = full
 	return p, nil
+}
+
+// inOneWord is what to add where the name of a program that is not there looks like a command line; "" for another.
+func inOneWord(name string) string {
+	if len(strings.Fields(name)) < 2 {
+		return ""
+	}
+	return "; arguments stand apart from the program (in a job file: args = [...]), and a command for a shell is given to sh -c"
 }
 
 // notExecutable says how a file that nobody may execute can be run.
@@ -293,7 +307,7 @@ func private(dir string) bool {
 
 // execError explains why exec failed for a program that was found.
 func execError(p Program, rank int, err error) error {
-	e := &StartError{Code: ExitCannotRun, Msg: "run " + p.Name, Err: err}
+	e := &StartError{Code: ExitCannotRun, Msg: "run " + shellQuote(p.Name), Err: err}
 	switch {
 	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return fmt.Errorf("start rank %d: %w", rank, err) // the machine's limits, not the program

@@ -374,7 +374,7 @@ func findHere(p agentwire.Program) (Program, error) {
 	found, err := FindProgram(file, "")
 	found.Name = name
 	if err == nil && found.GoDir != "" {
-		err = &StartError{Code: ExitCannotRun, Msg: "run " + name, Err: syscall.EISDIR}
+		err = &StartError{Code: ExitCannotRun, Msg: "run " + shellQuote(name), Err: syscall.EISDIR}
 	}
 	return found, err
 }
