@@ -3,6 +3,7 @@ package launcher
 import (
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -331,7 +332,9 @@ func (p *Plan) planRanks(on []int, apps []App, f Facts, settings [][]Setting) {
 			if s.Inherit {
 				// To this host's ranks it comes with all the rest, and where every program has it, to those of other hosts as well.
 				var there bool
-				if value, there = lookup(f.Environ, s.Name); !there || p.Hosts[h].Local || inheritAll(settings, s.Name) {
+				value, there = lookup(f.Environ, s.Name)
+				instead := slices.Contains(userMay, s.Name) // of gorun's own
+				if !there || !instead && (p.Hosts[h].Local || inheritAll(settings, s.Name)) {
 					continue
 				}
 			}
@@ -468,7 +471,7 @@ func checkSettings(all []Setting) ([]Setting, error) {
 		if strings.ContainsRune(s.Value, 0) {
 			return nil, usagef("variable %s: its value holds a zero byte", s.Name)
 		}
-		if !s.Inherit && !slices.Contains(userMay, s.Name) {
+		if !slices.Contains(userMay, s.Name) {
 			for _, v := range rankenv.Vars {
 				if v.Name != s.Name {
 					continue
@@ -476,7 +479,7 @@ func checkSettings(all []Setting) ([]Setting, error) {
 				if v.By == rankenv.ByGorun {
 					return nil, usagef("variable %s: it tells a rank its place in the job, gorun sets it", s.Name)
 				}
-				if s.Name == "GORUN_DEVICE" {
+				if !s.Inherit && s.Name == "GORUN_DEVICE" {
 					return nil, usagef("variable GORUN_DEVICE: use --device, or device in the job file")
 				}
 			}
@@ -500,6 +503,28 @@ func (p *Plan) atLaunch(job, control, addr string, port int) []string {
 	})
 }
 
+// followed is atLaunch with JAX's meeting point where rank, the rank's own variables, has that of PyTorch.
+func followed(atLaunch, rank []string) []string {
+	addr, here := lookup(rank, "MASTER_ADDR")
+	port, there := lookup(rank, "MASTER_PORT")
+	if !here && !there {
+		return atLaunch
+	}
+	if !here {
+		addr, _ = lookup(atLaunch, "MASTER_ADDR")
+	}
+	if !there {
+		port, _ = lookup(atLaunch, "MASTER_PORT")
+	}
+	out := slices.Clone(atLaunch)
+	for i, kv := range out {
+		if isVar(kv, "JAX_COORDINATOR_ADDRESS") {
+			out[i] = "JAX_COORDINATOR_ADDRESS=" + net.JoinHostPort(addr, port)
+		}
+	}
+	return out
+}
+
 func (p *Plan) hostNames() []string {
 	var names []string
 	for _, h := range p.Hosts {
@@ -514,7 +539,7 @@ func remoteEnviron(login, forward, rank, atLaunch []string) []string {
 	login, _ = rankenv.Scrub(login)
 	set := setNames(rank, nil)
 	env := append([]string(nil), rank...)
-	for _, more := range [][]string{atLaunch, forward, login} {
+	for _, more := range [][]string{followed(atLaunch, rank), forward, login} {
 		more = without(more, set)
 		env = append(env, more...)
 		for _, kv := range more {
@@ -534,7 +559,7 @@ func (p *Plan) environ(r *PlanRank, atLaunch []string) []string {
 	env := make([]string, 0, len(inherit)+len(r.Env)+len(atLaunch))
 	env = append(env, inherit...)
 	env = append(env, r.Env...)
-	for _, kv := range atLaunch {
+	for _, kv := range followed(atLaunch, r.Env) {
 		name, _, _ := strings.Cut(kv, "=")
 		if !slices.ContainsFunc(r.Env, func(kv string) bool { return isVar(kv, name) }) {
 			env = append(env, kv)

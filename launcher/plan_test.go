@@ -130,6 +130,7 @@ func TestPlanErrors(t *testing.T) {
 		{"too many", Job{NP: MaxNP + 1}, "number of ranks 16385: must be from 1 to 16384"},
 		{"negative", Job{NP: -1}, "number of ranks -1: must be from 1 to 16384"},
 		{"place", Job{Env: []Setting{{Name: "RANK", Value: "1"}}}, "variable RANK: it tells a rank its place in the job, gorun sets it"},
+		{"place of here", Job{Env: []Setting{{Name: "RANK", Inherit: true}}}, "variable RANK: it tells a rank its place in the job, gorun sets it"},
 		{"device", Job{Env: []Setting{{Name: "GORUN_DEVICE", Value: "host"}}}, "variable GORUN_DEVICE: use --device, or device in the job file"},
 		{"no name", Job{Env: []Setting{{Value: "1"}}}, `variable "": not a name`},
 		{"zero byte", Job{Env: []Setting{{Name: "A", Value: "\x00"}}}, "variable A: its value holds a zero byte"},

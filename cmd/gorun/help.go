@@ -170,6 +170,11 @@ func environmentHelp() string {
 	b.WriteString("Variables that gorun sets for each rank:\n\n")
 	write(rankenv.ByGorun)
 	b.WriteString(`
+Of these MASTER_ADDR, MASTER_PORT, JAX_COORDINATOR_ADDRESS and ROLE_NAME may be chosen:
+-x MASTER_PORT=29500, or -x MASTER_PORT for the value of here. JAX_COORDINATOR_ADDRESS
+then follows. A port that is chosen must be free on rank 0's host: gorun keeps its own alone.
+`)
+	b.WriteString(`
 Variables that gorun sets for the ranks of a job on several hosts, unless the user or the
 host has (NCCL's files count), and the interface is known:
 
