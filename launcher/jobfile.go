@@ -93,11 +93,7 @@ func decodeJob(name string, data []byte) (Job, Places, error) {
 	var doc map[string]any
 	if _, err := toml.Decode(string(data), &doc); err != nil {
 		if p, ok := errors.AsType[toml.ParseError](err); ok {
-			msg := p.Message
-			if msg == "" {
-				msg = p.Error()
-			}
-			return Job{}, nil, usagef("%s:%d:%d: %s", name, p.Position.Line, max(p.Position.Col, 1), msg)
+			return Job{}, nil, syntaxError(name, string(data), p)
 		}
 		return Job{}, nil, usagef("%s: %s", name, strings.TrimPrefix(err.Error(), "toml: "))
 	}
@@ -309,6 +305,13 @@ func (d *jobDecoder) option(j *Job, o *Option, t map[string]any, path ...string)
 			typed[string](d, v, path)
 		}
 	default:
+		if s, ok := v.(string); ok && len(strings.Fields(s)) > 0 {
+			words := strings.Fields(s)
+			for i, w := range words {
+				words[i] = strconv.Quote(w)
+			}
+			d.failf(path, "%s is of type string, must be of type array: [%s]", keyName(path), strings.Join(words, ", "))
+		}
 		list, _ := typed[[]any](d, v, path)
 		for i, v := range list {
 			at := append(slices.Clone(path), strconv.Itoa(i))

@@ -167,6 +167,16 @@ func TestDecodeJobErrors(t *testing.T) {
 		{"stage", "[launch]\nstage = [\"none\", \"f\"]\n", "job.toml:2:1: stage = \"none\" and files to send contradict each other"},
 		{"after a text of many lines", "[job]\nprogram = \"\"\"\nnp = 1\n[x]\n\"\"\"\nnq = 1\n", "job.toml:6:1: unknown key job.nq; did you mean np?"},
 		{"one setting twice", "[output]\ntag = true\n[launch]\n\ntag_output = true\n", "job.toml:5:1: launch.tag_output is the same as output.tag: give one of them"},
+		{"a key twice", "[job]\nnp = 2\nprogram = \"x\"\n  np=3\n", "job.toml:4:3: job.np is given twice, first in line 2"},
+		{"a key of the second host twice", twoHosts + "name = 'é'\n", "job.toml:7:1: host.name is given twice, first in line 6"},
+		{"a key twice in a line", "host = [{name = \"a\", name = \"b\", port = 1}]\n", "job.toml:1:22: host.name is given twice, first in line 1"},
+		{"a table twice", "[job]\nnp = 2\n[launch]\n[job]\n", "job.toml:4:2: job is given twice, first in line 1"},
+		{"text for a list", "[job]\nargs = \"-s  3\"\n", `job.toml:2:1: job.args is of type string, must be of type array: ["-s", "3"]`},
+		{"no text for a list", "[job]\nargs = 3\n", "job.toml:2:1: job.args is of type integer, must be of type array"},
+		{"text without quotes", "[job]\nprogram=hostname\n", `job.toml:2:9: expected value but found "hostname" instead; text stands in quotes: program = "hostname"`},
+		{"a path without quotes", "[job]\nprogram = ./a b # c\n", `job.toml:2:11: floats must start with a digit, not '.'; text stands in quotes: program = "./a b"`},
+		{"a time without quotes", "[launch]\ntimeout = 5m\n", `job.toml:2:12: expected a top-level item to end with a newline, comment, or EOF, but got 'm' instead; text stands in quotes: timeout = "5m"`},
+		{"a switch and more", "[job]\nnp = true 3\n", "job.toml:2:10: expected a top-level item to end with a newline, comment, or EOF, but got '3' instead"},
 		{"empty program", "[job]\nprogram = \"\"\n", "job.toml:2:1: program is empty"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
