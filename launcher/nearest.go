@@ -3,13 +3,18 @@ package launcher
 import "strings"
 
 // Nearest is the word of a list that a misspelt one most likely means, "" if none is near.
-func Nearest(word string, list []string) string {
+func Nearest(word string, list []string) string { return nearest(word, list, len(word)) }
+
+// Slip is as Nearest, for words that may be right: it must be two slips at most.
+func Slip(word string, list []string) string { return nearest(word, list, 2) }
+
+func nearest(word string, list []string, most int) string {
 	best, at := "", 0
 	w := strings.ToLower(strings.TrimLeft(word, "-"))
 	for _, l := range list {
 		d := distance(w, strings.TrimLeft(l, "-"))
 		// One slip in three letters: more is another word.
-		if d <= (len(w)+2)/3 && (best == "" || d < at) {
+		if d <= min((len(w)+2)/3, most) && (best == "" || d < at) {
 			best, at = l, d
 		}
 	}

@@ -45,6 +45,7 @@ func launch(args []string, io stdio) int {
 		return fail(io, placed(err, job, sources))
 	}
 	tellIdle(io, plan, sources)
+	tellTypos(io, job, os.Environ())
 	for _, note := range plan.MPINotes() {
 		fmt.Fprintf(io.err, "gorun: %s\n", note)
 	}
