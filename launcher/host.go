@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -136,10 +137,8 @@ func (h *localHost) prepare(ctx context.Context) error {
 
 // settle starts the node and reserves the port, at the address of the configuration.
 func (h *localHost) settle(ctx context.Context) error {
-	var err error
-	if h.node, err = h.cfg.start(ctx, h.cfg.nodes); err != nil {
-		h.node = nil
-		return fmt.Errorf("start the bootstrap node: %w", err)
+	if err := h.startNode(ctx); err != nil {
+		return err
 	}
 	if h.cfg.masterPort {
 		on := netip.IPv4Unspecified()
@@ -155,6 +154,31 @@ func (h *localHost) settle(ctx context.Context) error {
 		h.masterPort, h.masterFD = port, fd
 	}
 	return nil
+}
+
+// portTries is how often a node is tried at another port of the range: each time another job has taken the one that was free.
+const portTries = 20
+
+// startNode starts the node. A port of a range that is taken between freePort and here is replaced by another one.
+func (h *localHost) startNode(ctx context.Context) error {
+	c := &h.cfg.nodes
+	h.node = nil
+	for try := 1; ; try++ {
+		n, err := h.cfg.start(ctx, *c)
+		if err == nil {
+			h.node = n
+			return nil
+		}
+		// memberlist keeps nothing of an error but its text.
+		if c.Ports[0] == 0 || c.Bind.Port() == 0 || try == portTries || !strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) {
+			return fmt.Errorf("start the bootstrap node: %w", err)
+		}
+		port, err := freePort(c.Bind.Addr(), c.Ports[0], c.Ports[1])
+		if err != nil {
+			return err
+		}
+		c.Bind = netip.AddrPortFrom(c.Bind.Addr(), port)
+	}
 }
 
 // leave gives back what settle took.
