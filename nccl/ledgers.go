@@ -169,17 +169,25 @@ func (c *Comm) contradiction(own bootstrap.Record, r int) error {
 
 func (c *Comm) closedBefore(own bootstrap.Record, r int) error {
 	if n, closed := c.be.peerClosed(r); closed && n < own.Seq {
-		return &cause{kind: ErrClosed, by: c.ranks[r] + 1, text: fmt.Sprintf("rank %d closed communicator %s after call #%d; this is #%d: %s",
-			r, c.name, n, own.Seq, recordText(own))}
+		return &cause{kind: ErrClosed, by: c.ranks[r] + 1, text: fmt.Sprintf("rank %d closed communicator %s %s; this is #%d: %s",
+			r, c.name, afterCall(n), own.Seq, recordText(own))}
 	}
 	return nil
+}
+
+// afterCall says when a communicator was closed, of whose calls n was the last.
+func afterCall(n uint64) string {
+	if n == 0 {
+		return "before any call"
+	}
+	return fmt.Sprintf("after call #%d", n)
 }
 
 // whereabouts says what a member's ledger tells of it.
 func (c *Comm) whereabouts(r int) string {
 	a := c.peers[r].acct
 	if n, closed := c.be.peerClosed(r); closed {
-		return fmt.Sprintf("closed after call #%d", n)
+		return "closed " + afterCall(n)
 	}
 	if a == nil || !a.Known() {
 		return "its host has not been asked yet"

@@ -182,8 +182,8 @@ func (m *messages) look() error {
 		}
 		for _, d := range []*direction{&t.out, &t.in} {
 			if d.mine.n > d.theirs.n {
-				return &cause{kind: ErrClosed, by: m.c.ranks[r] + 1, text: fmt.Sprintf("rank %d closed communicator %s after call #%d and does not meet %s",
-					r, m.c.name, n, m.text(r, t, d, d.theirs.n+1))}
+				return &cause{kind: ErrClosed, by: m.c.ranks[r] + 1, text: fmt.Sprintf("rank %d closed communicator %s %s and does not meet %s",
+					r, m.c.name, afterCall(n), m.text(r, t, d, d.theirs.n+1))}
 			}
 		}
 	}

@@ -399,7 +399,7 @@ func (t *p2pTask) late() error {
 			line = h.seg.line(h.rank, p, true)
 		}
 		if line.posted.Load() < m.n {
-			return &cause{kind: ErrClosed, by: h.c.ranks[p] + 1, text: fmt.Sprintf("rank %d closed communicator %s after call #%d and does not meet %v", p, h.c.name, n, m.call)}
+			return &cause{kind: ErrClosed, by: h.c.ranks[p] + 1, text: fmt.Sprintf("rank %d closed communicator %s %s and does not meet %v", p, h.c.name, afterCall(n), m.call)}
 		}
 	}
 	return nil
