@@ -60,12 +60,20 @@ func newConfigCmd(io stdio) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// No errors: flags, variables and an allocation may give the rest.
+			// What gorun FILE refuses is an error here, too, though flags may give the rest.
 			away := len(job.Hosts) > 0 || job.Hostfile != "" || job.RM != "" && job.RM != launcher.RMNone
+			var refused error
 			for _, i := range launcher.FindIdle(away, launcher.Source{Job: job, Places: places}) {
+				if i.Refused && refused == nil {
+					refused = usagef("%s: %s", i.From, i.Text(false))
+					continue
+				}
 				fmt.Fprintf(io.err, "gorun: %s: %s\n", i.From, i.Text(false))
 			}
-			return nil
+			if refused == nil && len(job.Programs()) == 0 {
+				refused = noProgram(args[0])
+			}
+			return refused
 		},
 	}, &cobra.Command{
 		Use:   "schema",
@@ -82,22 +90,34 @@ func showConfig(q *request, io stdio) error {
 	if err != nil {
 		return err
 	}
-	job, err := jobOf(q, os.LookupEnv)
+	counted, err := effective(q, os.LookupEnv)
 	if err != nil {
 		return err
 	}
+	job := merge(counted)
+	refused := refusedIn(job, counted)
 	settings := launcher.Origins(sources...)
 	if q.json {
 		e := json.NewEncoder(io.out)
 		e.SetIndent("", "  ")
 		e.SetEscapeHTML(false)
-		return written(0, e.Encode(struct {
+		shown := struct {
 			Settings    []launcher.Origin `json:"settings"`
-			CommandLine string            `json:"command_line"`
-		}{settings, job.CommandLine()}))
+			CommandLine string            `json:"command_line,omitempty"` // none where gorun refuses the job
+		}{Settings: settings}
+		if refused == nil {
+			shown.CommandLine = job.CommandLine()
+		}
+		if err := e.Encode(shown); err != nil {
+			return written(0, err)
+		}
+		return refused
 	}
 	if err := launcher.WriteOrigins(io.out, settings); err != nil {
 		return written(0, err)
+	}
+	if refused != nil {
+		return refused
 	}
 	return written(fmt.Fprintf(io.out, "\n%s\n", job.CommandLine()))
 }

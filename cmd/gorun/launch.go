@@ -252,6 +252,24 @@ func placed(err error, job launcher.Job, sources []launcher.Source) error {
 	return err
 }
 
+// refusedIn is the error for the first setting for which a job is refused, as it needs another; nil: there is none.
+func refusedIn(job launcher.Job, sources []launcher.Source) error {
+	for _, i := range launcher.FindIdle(len(job.Hosts) > 0 || job.Hostfile != "", sources...) {
+		if i.Refused {
+			if i.Source == ofFlags {
+				return usagef("%s", i.Text(true))
+			}
+			return usagef("%s: %s", i.From, i.Text(false))
+		}
+	}
+	return nil
+}
+
+// noProgram refuses a job file that names none.
+func noProgram(file string) error {
+	return usagef("%s: names no program; set program in [job], or give it with gorun -f %s PROGRAM", file, file)
+}
+
 // tellIdle says which flags do nothing.
 func tellIdle(io stdio, plan *launcher.Plan, sources []launcher.Source) {
 	away := slices.ContainsFunc(plan.Hosts, func(h launcher.PlanHost) bool { return !h.Local })
@@ -318,7 +336,7 @@ func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Sourc
 		places["job.args"] = strings.TrimPrefix(places["job.args"]+", command line", ", ")
 	}
 	if len(job.Programs())+len(of.Programs()) == 0 {
-		return nil, usagef("%s: names no program; set program in [job], or give it with gorun -f %s PROGRAM", file, file)
+		return nil, noProgram(file)
 	}
 	return append(sources, launcher.Source{Job: of, Places: places}), nil
 }
