@@ -72,7 +72,9 @@ func FindProgram(name, path string) (Program, error) {
 			return p, denied
 		}
 		msg := "run " + quoted + ": not found in PATH"
-		if _, err := os.Stat(name); err == nil {
+		if info, err := os.Stat(name); err == nil && notForAnyone(info) {
+			msg += "; " + shellQuote("./"+name) + " is in this directory, but " + notExecutable("./"+name)
+		} else if err == nil {
 			msg += "; for the one in this directory say " + shellQuote("./"+name)
 		} else {
 			msg += inOneWord(name)
@@ -101,7 +103,7 @@ func FindProgram(name, path string) (Program, error) {
 	}
 	if err := executable(full); err != nil {
 		e := &StartError{Code: ExitCannotRun, Msg: "run " + quoted, Err: err}
-		if info.Mode().IsRegular() && info.Mode()&0o111 == 0 {
+		if notForAnyone(info) {
 			e.Msg, e.Err = e.Msg+": "+notExecutable(name), nil
 		}
 		return p, e
@@ -117,6 +119,9 @@ func inOneWord(name string) string {
 	}
 	return "; arguments stand apart from the program (in a job file: args = [...]), and a command for a shell is given to sh -c"
 }
+
+// notForAnyone reports whether it is a file that nobody may execute.
+func notForAnyone(info fs.FileInfo) bool { return info.Mode().IsRegular() && info.Mode()&0o111 == 0 }
 
 // notExecutable says how a file that nobody may execute can be run.
 func notExecutable(name string) string {

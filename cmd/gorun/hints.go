@@ -13,7 +13,7 @@ var elsewhere = []struct {
 }{
 	{"machinefile hosts-file default-hostfile", "a file with hosts is given with --hostfile FILE"},
 	{"hosts host-list hostlist nodelist include", "hosts are given with -H a:4,b:4, or in a file with --hostfile FILE"},
-	{"ppn perhost npernode N ntasks-per-node tasks-per-node nproc-per-node slots-per-host num-gpus", "N ranks on each host are --map-by ppr:N:node; N slots of a host are -H host:N"},
+	{"ppn perhost npernode N ntasks-per-node tasks-per-node nproc-per-node slots-per-host num-gpus", "N ranks are -np N, on each of several hosts --map-by ppr:N:node; N slots of a host are -H host:N"},
 	{"nnodes num-nodes nodes", "gorun starts all hosts itself, once: name them with -H a:8,b:8 or --hostfile FILE; inside an allocation it finds them"},
 	{"node-rank machine-rank rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr standalone max-restarts",
 		"gorun is started once, on one host, and gives MASTER_ADDR and MASTER_PORT to the ranks itself: gorun -H a:8,b:8 PROGRAM"},
