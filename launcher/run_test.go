@@ -454,6 +454,36 @@ func TestReservedPort(t *testing.T) {
 	}
 }
 
+// What help environment says of MASTER_PORT: a server with SO_REUSEADDR gets it, one without does not.
+func TestReservedPortIsForReuse(t *testing.T) {
+	held, port, err := reservePort(loopback)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(held)
+	for reuse, want := range []error{syscall.EADDRINUSE, nil} {
+		fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Close(fd)
+		if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, reuse); err != nil {
+			t.Fatal(err)
+		}
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: loopback.As4()})
+		if err == nil {
+			err = syscall.Listen(fd, 1)
+		}
+		if err != want {
+			t.Errorf("SO_REUSEADDR %d: got %v, want %v", reuse, err, want)
+		}
+	}
+	text, err := os.ReadFile("../cmd/gorun/help.go")
+	if want := "who must bind it with SO_REUSEADDR"; err != nil || !strings.Contains(string(text), want) {
+		t.Errorf("help environment does not say %q, %v", want, err)
+	}
+}
+
 func TestReportIsWhole(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "r.json")
