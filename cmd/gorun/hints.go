@@ -1,6 +1,10 @@
 package main
 
 import (
+	"bufio"
+	"errors"
+	"io"
+	"os"
 	"strings"
 
 	"github.com/gorun-dev/gorun/launcher"
@@ -70,4 +74,32 @@ func unknownFlag(name string) error {
 		e.Hint = "see gorun help; flags of the program come after it"
 	}
 	return e
+}
+
+// hintJobFile is the error for a program that can't be run because it is a job file without the name of one: .toml alone is taken for one.
+func hintJobFile(err error, program string) error {
+	s, ok := errors.AsType[*launcher.StartError](err)
+	if !ok || !hasJob(program) {
+		return err
+	}
+	return &launcher.StartError{Code: s.Code, Msg: sprintf("run %s: it seems to be a job file; say gorun -f %s", program, program)}
+}
+
+// hasJob reports whether a file has a table that makes it a job file, near its beginning.
+func hasJob(file string) bool {
+	if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() { // to open a pipe waits for its writer
+		return false
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	for in := bufio.NewScanner(io.LimitReader(f, 64<<10)); in.Scan(); {
+		table, _, _ := strings.Cut(in.Text(), "#")
+		if table = strings.TrimSpace(table); table == "[job]" || table == "[[app]]" {
+			return true
+		}
+	}
+	return false
 }

@@ -107,7 +107,7 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 	plan, err := job.Plan(f)
 	for i, name := range job.Programs() {
 		if missing[i] != nil && (err != nil || !foundThere(plan, i)) {
-			return nil, hintCommand(missing[i], job, name)
+			return nil, hintJobFile(hintCommand(missing[i], job, name), name)
 		}
 	}
 	if err != nil {
