@@ -242,11 +242,24 @@ func effective(q *request, lookup func(string) (string, bool)) ([]launcher.Sourc
 	return sources, err
 }
 
-// placed says of a job that was refused where in the file the reason stands, if that is a setting that needs another.
+// placed says of a job that was refused where in the file the reason stands, if that is a setting that needs another, or one that
+// the error names as a flag.
 func placed(err error, job launcher.Job, sources []launcher.Source) error {
 	for _, i := range launcher.FindIdle(len(job.Hosts) > 0 || job.Hostfile != "", sources...) {
 		if i.Refused && i.Source == ofFile {
 			return usagef("%s: %s", i.From, i.Text(false))
+		}
+	}
+	// What an error names as a flag may stand in the file.
+	u, ok := errors.AsType[*launcher.UsageError](err)
+	if !ok || len(sources) <= ofFile {
+		return err
+	}
+	flag, rest, _ := strings.Cut(u.Msg, " ")
+	for _, o := range launcher.Origins(sources...) {
+		if o.Flag != "" && o.Flag == flag && strings.Count(o.Key, ".") == 1 && o.From == sources[ofFile].Places[o.Key] {
+			_, key, _ := strings.Cut(o.Key, ".")
+			return &launcher.UsageError{Msg: o.From + ": " + key + " " + rest, Hint: u.Hint}
 		}
 	}
 	return err
