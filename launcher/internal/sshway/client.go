@@ -113,6 +113,10 @@ const (
 	lastPause  = 2 * time.Second
 )
 
+// nameTries is how often in a row a name may be unknown, with patience: 2 s or so. A name service that does not answer is waited for as a
+// host is, but a name that it does not know is mistyped more often than it is new.
+const nameTries = 7
+
 // Open connects, authenticates and starts the line. A server that drops the connection before authentication is
 // tried again until ctx ends.
 func (c *Client) Open(ctx context.Context, t way.Target, line string) (way.Session, error) {
@@ -123,6 +127,7 @@ func (c *Client) Open(ctx context.Context, t way.Target, line string) (way.Sessi
 	h := hop{t, o}
 	begin := time.Now()
 	pause := firstPause
+	unknown := 0 // times in a row
 	for n := 1; ; n++ {
 		s, err := c.attempt(ctx, h, line)
 		if err == nil {
@@ -133,6 +138,11 @@ func (c *Client) Open(ctx context.Context, t way.Target, line string) (way.Sessi
 			return nil, err
 		}
 		again := errors.Is(err, errDropped) || c.conf.Patient && e.Temporary
+		if _, ok := errors.AsType[*unknownName](err); !ok {
+			unknown = 0
+		} else if unknown++; unknown == nameTries {
+			again = false
+		}
 		if !again || ctx.Err() != nil {
 			return nil, givenUp(ctx, e, n, begin)
 		}

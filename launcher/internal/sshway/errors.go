@@ -32,6 +32,11 @@ func via(h, jump hop, err error) error {
 	return &cp
 }
 
+// unknownName says that the name service answered, and knows no such name.
+type unknownName struct{ text string }
+
+func (e *unknownName) Error() string { return e.text }
+
 func isTimeout(err error) bool {
 	var ne net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
@@ -43,6 +48,9 @@ func dialFailure(ctx context.Context, h hop, err error) *way.Error {
 	if de, ok := errors.AsType[*net.DNSError](err); ok && ctx.Err() == nil {
 		e.Phase = way.PhaseResolve
 		e.Cause = fmt.Errorf("name %s: %s", de.Name, de.Err)
+		if de.IsNotFound {
+			e.Cause = &unknownName{e.Cause.Error()}
+		}
 		e.Temporary = true
 		e.Advice = fmt.Sprintf("check the name, or give its address by HostName in the ssh configuration (Host %s)", h.o.original)
 		return e

@@ -73,6 +73,22 @@ func TestUnknownName(t *testing.T) {
 	mustFail(t, st.client(t, Config{}), target("no-such-host.invalid"), way.PhaseResolve, "name no-such-host.invalid: ", "HostName")
 }
 
+// With patience, too, a name that the name service does not know is given up after a few tries, before the time is over.
+func TestUnknownNamePatient(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	st := newSite(t, "ProxyJump nowhere.invalid")
+	cl := st.client(t, Config{Patient: true})
+	_, err := cl.Open(ctx, target("no-such-host"), "true")
+	if ctx.Err() != nil {
+		t.Fatalf("the time was over: %v", err)
+	}
+	if e, ok := errors.AsType[*way.Error](err); !ok || e.Phase != way.PhaseResolve || !strings.Contains(err.Error(), fmt.Sprintf("(tried %d times in ", nameTries)) {
+		t.Errorf("%v, want it to be given up after %d tries", err, nameTries)
+	}
+}
+
 // A name that only the system's name service knows.
 func TestSystemName(t *testing.T) {
 	sv := startServer(t, serverOptions{})
