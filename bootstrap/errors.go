@@ -28,6 +28,7 @@ type WaitError struct {
 	Op      string   // "barrier #3 of group world"
 	Missing []int    // job ranks
 	Hosts   []string // where those run, "" where it is not known; nil in a job of one host
+	Seen    string   // where those of this host were last seen: "rank 3 was last seen in all-reduce #7 on communicator world"; "" if it is not known
 	Err     error
 }
 
@@ -63,7 +64,11 @@ func (e *WaitError) Error() string {
 	if len(e.Missing) == 0 {
 		return fmt.Sprintf("%s: %v", e.Op, e.Err)
 	}
-	return fmt.Sprintf("%s: %v, missing %s", e.Op, e.Err, store.NamedRanks(e.Missing, e.Hosts))
+	s := fmt.Sprintf("%s: %v, missing %s", e.Op, e.Err, store.NamedRanks(e.Missing, e.Hosts))
+	if e.Seen != "" {
+		s += ": " + e.Seen
+	}
+	return s
 }
 
 func (e *WaitError) Unwrap() error { return e.Err }
@@ -90,7 +95,7 @@ func opError(ctx context.Context, op string, e *store.Error) error {
 	case store.Ended:
 		return fmt.Errorf("%s: %w", op, rankError(e.End))
 	case store.Cancelled:
-		return &WaitError{Op: op, Missing: e.Missing, Hosts: e.Hosts, Err: ctx.Err()}
+		return &WaitError{Op: op, Missing: e.Missing, Hosts: e.Hosts, Seen: e.Text, Err: ctx.Err()}
 	case store.Cycle:
 		c := &CycleError{}
 		for _, w := range e.Waits {

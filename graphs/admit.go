@@ -64,7 +64,7 @@ func (cp *capture) meetFailed(m *membership, err error, what string) error {
 		return cp.err
 	}
 	if wait, ok := errors.AsType[*bootstrap.WaitError](err); ok && cp.ctx.Err() != nil {
-		cp.fail(fateCancelled, &meetError{where, &bootstrap.WaitError{Op: "meet the others", Missing: wait.Missing, Hosts: wait.Hosts, Err: context.Cause(cp.ctx)}, what})
+		cp.fail(fateCancelled, &meetError{where, &bootstrap.WaitError{Op: "meet the others", Missing: wait.Missing, Hosts: wait.Hosts, Seen: wait.Seen, Err: context.Cause(cp.ctx)}, what})
 		return cp.err
 	}
 	if gone, ok := errors.AsType[*bootstrap.GaveUpError](err); ok {

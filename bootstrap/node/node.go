@@ -124,7 +124,7 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 	var err error
 	n.server, err = server.Start(server.Config{
 		Name: n.control, Job: c.Job, Node: c.Node, NodeOf: n.cfg.NodeOf, Host: c.Host,
-		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect, Far: n.askFar(), Addr: n.dataAddr, DataKey: n.dataKey(), Ports: c.Ports,
+		State: state{n}, Logf: n.cfg.Logf, Joined: lazily, Suspect: n.suspect, Far: n.askFar(), Addr: n.dataAddr, DataKey: n.dataKey(), Ports: c.Ports, Words: words,
 	})
 	if err != nil {
 		n.stop()

@@ -374,6 +374,25 @@ func TestDeadlineNamesTheMissingOfOtherHosts(t *testing.T) {
 	}
 }
 
+func TestDeadlineTellsWhereTheMissingOfThisHostIs(t *testing.T) {
+	c := newCluster(t, true, 2, 2)
+	c.startAll()
+	c.ready()
+	c.joinAll()
+	errs := c.each(func(ctx context.Context, j *bootstrap.Job) error {
+		if j.Rank() != 0 {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		return j.Barrier(ctx)
+	})
+	want := "barrier #1 of group world: context deadline exceeded, missing rank 1 (host h0), ranks 2,3 (host h1): rank 1 waits in nothing of gorun"
+	if errs[0] == nil || errs[0].Error() != want {
+		t.Errorf("got %v, want %s", errs[0], want)
+	}
+}
+
 // Ends of ranks on other hosts, as the launcher there tells them.
 func TestRankEndsElsewhere(t *testing.T) {
 	c := newCluster(t, true, 3, 2)

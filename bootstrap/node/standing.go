@@ -184,6 +184,12 @@ func (r *report) where(rank int, j *joint) string {
 	return "was last seen in " + last.Op
 }
 
+// words says where a rank is that others wait for, in an operation that is no matter.
+func words(st Standing) string {
+	r := &report{of: map[int]*Standing{st.Rank: &st}}
+	return r.where(st.Rank, &joint{})
+}
+
 // named is "ranks 0-2"; of one rank with its host.
 func (r *report) named(ranks []int) string {
 	if len(ranks) == 1 {

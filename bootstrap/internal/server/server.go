@@ -60,6 +60,9 @@ type Config struct {
 	// Suspect is called when a rank says that it fails because of another one, before its end is reported; may be nil.
 	Suspect func(by, rank int)
 
+	// Words says where a rank is, after "rank 3 "; nil: nothing is said of ranks that are missing.
+	Words func(Standing) string
+
 	DeathHold time.Duration // 0: deathHold
 }
 
@@ -339,6 +342,9 @@ func (s *Server) handle(c *conn, m wire.Message) error {
 		c.waits.begin(m.ID, q)
 		s.State.Start(r.number, m.ID, q, func(reply store.Reply) {
 			c.waits.end(m.ID)
+			if e := reply.Err; e != nil && e.Kind == store.Cancelled {
+				reply.Err = s.seen(e)
+			}
 			if q.Kind != store.CloseGroup {
 				sendReply(c, m.ID, reply, nil)
 			}

@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -130,6 +131,33 @@ func (s *Server) Standings() []Standing {
 	}
 	slices.SortFunc(all, func(a, b Standing) int { return a.Rank - b.Rank })
 	return all
+}
+
+// maxMissing is how many missing ranks of this host the error of a wait that was given up tells one by one.
+const maxMissing = 4
+
+// seen is the error of a wait that was given up, with what is known of the missing ranks of this host.
+func (s *Server) seen(e *store.Error) *store.Error {
+	if s.Words == nil {
+		return e
+	}
+	var each []string
+	s.mu.Lock()
+	for _, number := range e.Missing {
+		r := s.ranks[number]
+		if r == nil {
+			continue
+		}
+		if len(each) == maxMissing {
+			each = append(each, "...")
+			break
+		}
+		each = append(each, fmt.Sprintf("rank %d %s", number, s.Words(s.standing(r))))
+	}
+	s.mu.Unlock()
+	told := *e
+	told.Text = strings.Join(each, ", ")
+	return &told
 }
 
 // standing needs mu.

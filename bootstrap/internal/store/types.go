@@ -87,7 +87,7 @@ type Error struct {
 	Missing []int       // Cancelled: job ranks that had not come
 	Hosts   []string    // Cancelled: where those run, "" where it is not known; nil in a job of one host
 	Waits   []CycleWait // Cycle: each waits for the next, the last for the first
-	Text    string      // Refused, Lost, GaveUp
+	Text    string      // Refused, Lost, GaveUp; Cancelled: what the node knows of the missing ranks of its host
 }
 
 func (e *Error) Error() string {

@@ -199,6 +199,7 @@ func (e *Encoder) Reply(r store.Reply) {
 				e.String(host)
 			}
 		}
+		e.String(r.Err.Text)
 	case store.Cycle:
 		e.Uint(uint64(len(r.Err.Waits)))
 		for _, w := range r.Err.Waits {
@@ -240,6 +241,7 @@ func (d *Decoder) Reply() store.Reply {
 				}
 			}
 		}
+		e.Text = d.String()
 	case store.Cycle:
 		for range d.Count() {
 			e.Waits = append(e.Waits, store.CycleWait{Rank: d.Int(), What: d.String()})

@@ -235,7 +235,7 @@ func TestRoundTrips(t *testing.T) {
 		{Values: [][]byte{{1}, {}, []byte("abc")}},
 		{Err: &store.Error{Kind: store.Ended, End: store.End{Rank: 2, Host: "a", Cause: "exited", Left: true}}},
 		{Err: &store.Error{Kind: store.Cancelled, Missing: []int{1, 2}}},
-		{Err: &store.Error{Kind: store.Cancelled, Missing: []int{1, 2, 4, 5}, Hosts: []string{"a", "a", "", "b"}}},
+		{Err: &store.Error{Kind: store.Cancelled, Missing: []int{1, 2, 4, 5}, Hosts: []string{"a", "a", "", "b"}, Text: "rank 1 has not joined"}},
 		{Err: &store.Error{Kind: store.Cycle, Waits: []store.CycleWait{{Rank: 1, What: "x"}, {Rank: 2}}}},
 		{Err: &store.Error{Kind: store.Refused, Text: "no"}},
 		{Err: &store.Error{Kind: store.GaveUp, Text: "rank 1 gave up"}},
