@@ -72,7 +72,7 @@ func FindProgram(name, path string) (Program, error) {
 			return p, denied
 		}
 		msg := "run " + quoted + ": not found in PATH"
-		if info, err := os.Stat(name); err == nil && notForAnyone(info) {
+		if info, err := os.Stat(name); err == nil && lacksX(info, os.Geteuid()) {
 			msg += "; " + shellQuote("./"+name) + " is in this directory, but " + notExecutable("./"+name)
 		} else if err == nil {
 			msg += "; for the one in this directory say " + shellQuote("./"+name)
@@ -103,7 +103,7 @@ func FindProgram(name, path string) (Program, error) {
 	}
 	if err := executable(full); err != nil {
 		e := &StartError{Code: ExitCannotRun, Msg: "run " + quoted, Err: err}
-		if notForAnyone(info) {
+		if lacksX(info, os.Geteuid()) {
 			e.Msg, e.Err = e.Msg+": "+notExecutable(name), nil
 		}
 		return p, e
@@ -120,8 +120,11 @@ func inOneWord(name string) string {
 	return "; arguments stand apart from the program (in a job file: args = [...]), and a command for a shell is given to sh -c"
 }
 
-// notForAnyone reports whether it is a file that nobody may execute.
-func notForAnyone(info fs.FileInfo) bool { return info.Mode().IsRegular() && info.Mode()&0o111 == 0 }
+// lacksX reports whether it is a file that nobody may execute, and a user may mend that: its owner or root.
+func lacksX(info fs.FileInfo, uid int) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && info.Mode().IsRegular() && info.Mode()&0o111 == 0 && (uid == 0 || uid == int(st.Uid))
+}
 
 // notExecutable says how a file that nobody may execute can be run.
 func notExecutable(name string) string {

@@ -36,7 +36,7 @@ What to measure:
 
 Sizes, in bytes; K, M, G are powers of 1024:
   -b SIZE        smallest (default 8)
-  -e SIZE        largest (default 64M)
+  -e SIZE        largest (default 64M; by factors of 8 the last one is 16M)
   -f FACTOR      from one size to the next (default 8)
   -i STEP        a step instead of a factor
 

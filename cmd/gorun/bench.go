@@ -50,7 +50,7 @@ func newBenchCmd(io stdio) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if slices.ContainsFunc(rest, func(a string) bool { return a == "-h" || a == "-help" || a == "--help" }) {
+			if len(rest) == 1 && rest[0] == "help" || slices.ContainsFunc(rest, func(a string) bool { return a == "-h" || a == "-help" || a == "--help" }) {
 				writeBenchHelp(io)
 				return nil
 			}

@@ -225,6 +225,9 @@ func (q *checkRequest) host(io stdio) error {
 	if hosts != nil {
 		return q.elsewhere(hosts, job, io)
 	}
+	for _, i := range launcher.FindIdle(false, launcher.Source{Job: q.launch.job, Name: flagName}) {
+		fmt.Fprintf(io.err, "gorun: %s\n", i.Text(true))
+	}
 	facts := launcher.CheckHost(job, os.Environ())
 	h := hostReport{nil, facts, facts.Faults()}
 	if h.Faults == nil {

@@ -68,7 +68,7 @@ func unknownFlag(name string) error {
 	if e.Hint != "" {
 		return e
 	}
-	if near := launcher.Nearest(name, all); near != "" {
+	if near := launcher.Nearest(name, all); near != "" && len(strings.TrimLeft(name, "-")) > 1 { // one letter is as near to each other one
 		e.Hint = "did you mean " + near + "?"
 	} else {
 		e.Hint = "see gorun help; flags of the program come after it"

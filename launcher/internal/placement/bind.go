@@ -179,6 +179,8 @@ func (m *Machine) bind(p *Placement, b Bind, near []int, gpus int) {
 		switch {
 		case crowded:
 			p.Why += ": more ranks than CPUs"
+		case gpus == 0:
+			p.Why += " without GPUs"
 		case gpus < n:
 			p.Why += ": not each rank has a GPU"
 		case len(m.Nodes) < 2:
