@@ -18,7 +18,7 @@ import (
 )
 
 // Version of the protocol; both sides are built from one source, a difference is a stale binary.
-const Version = 6
+const Version = 7
 
 // MaxPayload is how much of a message one packet carries; longer messages take several.
 const MaxPayload = 64 << 10
