@@ -96,6 +96,9 @@ func TestInterfaceAddrs(t *testing.T) {
 		}
 	}
 	if len(want) == 0 {
+		if os.Getenv("GORUN_CI") == "1" {
+			t.Fatal("this machine has no interface but the loopback, and GORUN_CI=1 demands one")
+		}
 		t.Skip("this machine has no interface but the loopback")
 	}
 	for a, name := range got {

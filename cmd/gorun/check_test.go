@@ -142,7 +142,7 @@ func TestCheckTextOfHosts(t *testing.T) {
 			"infiniband": ["mlx5_0"], "visible_gpus": 1, "driver": {"vendor": "NVIDIA", "version": "580.159.04"},
 			"gpus": [{"vendor": "NVIDIA", "model": "NVIDIA H200"}, {"vendor": "NVIDIA"}],
 			"libraries": [{"name": "CUDA driver", "path": "/lib/libcuda.so.1", "from": "system", "version": "580.159.04"}, {"name": "NCCL", "error": "not found"}],
-			"programs": [{"name": "./train", "path": "/work/train"}]}`,
+			"programs": [{"name": "./train", "path": "/srv/train"}]}`,
 		`{"host": "b", "user": {"uid": 1000, "name": "ann"}, "kernel": {"release": "6.1.0", "arch": "x86_64"}, "cores": {"online": 8, "usable": 4, "limit": 2.5},
 			"memory": {"total": 68719476736, "available": 1, "limit": 1073741824, "used": 1048576},
 			"limits": {"nofile": {"soft": 1024, "hard": 4096}, "nproc": {"soft": -1, "hard": -1}, "memlock": {"soft": 8388608, "hard": -1}},
@@ -194,7 +194,7 @@ func TestCheckTextOfHosts(t *testing.T) {
                b c: none
   libraries    a: CUDA driver 580.159.04
                b c: none
-  program      a: ./train: /work/train
+  program      a: ./train: /srv/train
                b: ./train: would be sent
                c: program ./train: not there
   gorun        a: this host

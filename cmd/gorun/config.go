@@ -60,16 +60,14 @@ func newConfigCmd(io stdio) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			// What gorun FILE refuses is an error here, too, though flags may give the rest.
-			away := len(job.Hosts) > 0 || job.Hostfile != "" || job.RM != "" && job.RM != launcher.RMNone
-			var refused error
-			for _, i := range launcher.FindIdle(away, launcher.Source{Job: job, Places: places}) {
-				if i.Refused && refused == nil {
-					refused = usagef("%s: %s", i.From, i.Text(false))
-					continue
+			sources := []launcher.Source{ofFile: {Job: job, Places: places}}
+			for _, i := range launcher.FindIdle(mayBeAway(job), sources...) {
+				if !i.Refused {
+					fmt.Fprintf(io.err, "gorun: %s: %s\n", i.From, i.Text(false))
 				}
-				fmt.Fprintf(io.err, "gorun: %s: %s\n", i.From, i.Text(false))
 			}
+			// What gorun FILE refuses is an error here, too, though flags may give the rest.
+			refused := refusedIn(job, sources)
 			if refused == nil && len(job.Programs()) == 0 {
 				refused = noProgram(args[0])
 			}

@@ -245,10 +245,8 @@ func effective(q *request, lookup func(string) (string, bool)) ([]launcher.Sourc
 // placed says of a job that was refused where in the file the reason stands, if that is a setting that needs another, or one that
 // the error names as a flag.
 func placed(err error, job launcher.Job, sources []launcher.Source) error {
-	for _, i := range launcher.FindIdle(len(job.Hosts) > 0 || job.Hostfile != "", sources...) {
-		if i.Refused && i.Source == ofFile {
-			return usagef("%s: %s", i.From, i.Text(false))
-		}
+	if i := firstRefused(job, sources); i != nil && i.Source == ofFile {
+		return refusal(i)
 	}
 	// What an error names as a flag may stand in the file.
 	u, ok := errors.AsType[*launcher.UsageError](err)
@@ -267,15 +265,33 @@ func placed(err error, job launcher.Job, sources []launcher.Source) error {
 
 // refusedIn is the error for the first setting for which a job is refused, as it needs another; nil: there is none.
 func refusedIn(job launcher.Job, sources []launcher.Source) error {
-	for _, i := range launcher.FindIdle(len(job.Hosts) > 0 || job.Hostfile != "", sources...) {
+	if i := firstRefused(job, sources); i != nil {
+		return refusal(i)
+	}
+	return nil
+}
+
+// firstRefused is the first setting for which a job is refused, as it needs another; nil: there is none.
+func firstRefused(job launcher.Job, sources []launcher.Source) *launcher.Idle {
+	for _, i := range launcher.FindIdle(mayBeAway(job), sources...) {
 		if i.Refused {
-			if i.Source == ofFlags {
-				return usagef("%s", i.Text(true))
-			}
-			return usagef("%s: %s", i.From, i.Text(false))
+			return &i
 		}
 	}
 	return nil
+}
+
+// refusal is the error for a setting for which a job is refused.
+func refusal(i *launcher.Idle) error {
+	if i.Source == ofFlags {
+		return usagef("%s", i.Text(true))
+	}
+	return usagef("%s: %s", i.From, i.Text(false))
+}
+
+// mayBeAway reports whether ranks of a job may run on other hosts, as far as its settings tell.
+func mayBeAway(job launcher.Job) bool {
+	return len(job.Hosts) > 0 || job.Hostfile != "" || job.RM != "" && job.RM != launcher.RMNone
 }
 
 // noProgram refuses a job file that names none.

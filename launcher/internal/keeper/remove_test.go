@@ -31,15 +31,7 @@ func TestRemove(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(base, "made2/sub"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command("/proc/self/exe")
-		cmd.Args[0], cmd.Env = arg0, []string{keeperVar + "=1"}
-		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		cmd, stdin := startAlone(t)
 		orders := "job none-" + t.Name() + "\nrmdir " + base + "/made\nrmdir " + base + "/made2\nrmdir " + base + "/made2/sub\n" +
 			"remove " + base + "/job\nremove " + base + "/file\nremove " + base + "/never\nremove relative\n"
 		if bye {
@@ -70,4 +62,19 @@ func TestRemove(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// startAlone starts a keeper without an agent: what is written to stdin are its orders.
+func startAlone(t *testing.T) (cmd *exec.Cmd, stdin io.WriteCloser) {
+	t.Helper()
+	cmd = exec.Command("/proc/self/exe")
+	cmd.Args[0], cmd.Env = arg0, []string{keeperVar + "=1"}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, stdin
 }

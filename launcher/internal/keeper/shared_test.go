@@ -24,15 +24,7 @@ func TestRemoveShared(t *testing.T) {
 	if err := os.Mkdir(base+"/last", 0o700); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("/proc/self/exe")
-	cmd.Args[0], cmd.Env = arg0, []string{keeperVar + "=1"}
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	cmd, stdin := startAlone(t)
 	limit := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
 	defer limit.Stop()
 	io.WriteString(stdin, "job none-shared\nshare "+base+"/d/mine\nshare "+base+"/d/more/other\nrmdir "+base+"/last\nrmdir "+base+"/d\nremove "+base+"/d/mine\n")
