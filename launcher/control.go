@@ -25,6 +25,7 @@ type control interface {
 	Unreached(d time.Duration) []int
 	Standings() []node.Standing
 	Stacks(ctx context.Context) map[int][]byte
+	Exchange(name string, hosts []int, data []byte, done func(all [][]byte, err error))
 	Over()
 	Close() error
 }

@@ -21,6 +21,19 @@ func FuzzMemberMessages(f *testing.F) {
 	f.Add(true, linkMessage(msgData, 0, 1, 1, [][]byte{encode(opEvents, func(e *wire.Encoder) {
 		e.Events([]store.Event{{Kind: store.Died, End: store.End{Rank: 0, Cause: "x"}}})
 	})}))
+	f.Add(false, linkMessage(msgData, 1, 1, 1, [][]byte{encode(opGive, func(e *wire.Encoder) {
+		e.String("x")
+		e.Ints([]int{0, 1})
+		e.Bool(true)
+		e.Bytes([]byte("data"))
+	})}))
+	f.Add(true, linkMessage(msgData, 0, 1, 1, [][]byte{encode(opGiven, func(e *wire.Encoder) {
+		e.String("x")
+		e.String("")
+		e.Int(0)
+		e.Bool(true)
+		e.Bytes([]byte("data"))
+	})}))
 	f.Add(true, linkMessage(msgAck, 0, 1, 0, nil))
 	f.Add(false, idMessage(msgPush, 0, "id", make([]byte, 128)))
 	f.Add(true, idMessage(msgID, 0, "id", make([]byte, 128)))
@@ -29,6 +42,8 @@ func FuzzMemberMessages(f *testing.F) {
 			cfg: Config{Job: "job", NodeOf: []int{0, 1}, Logf: func(string, ...any) {}}, nodes: 2,
 			meshed: make(chan struct{}), store: store.New([]int{0, 1}), waiting: map[call]func(store.Reply){},
 		}
+		n.exchanges.init()
+		n.exchanges.own["x"] = &exchange{hosts: []int{0, 1}, done: func([][]byte, error) {}}
 		defer n.store.Close()
 		if second {
 			n.cfg.Node = 1

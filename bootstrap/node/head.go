@@ -20,10 +20,12 @@ const (
 	opSuspect            // to host 0
 	opFar                // to host 0: a rank's question about ledgers
 	opDigest             // to host 0: what the ledgers of a host say
+	opGive               // to host 0: a piece of an exchange
 	opReply              // from host 0: the answer to a request
 	opEvents             // from host 0
 	opCollect            // from host 0: asks for a digest
 	opFarTold            // from host 0: the answer to a question about ledgers
+	opGiven              // from host 0: a piece of what all hosts have given
 )
 
 const (
@@ -86,6 +88,8 @@ func (n *Node) carryOut(from int, b []byte) error {
 	switch op {
 	case opFar, opDigest, opCollect, opFarTold:
 		return n.farMessage(from, op, &d)
+	case opGive, opGiven:
+		return n.exchangeMessage(from, op, &d)
 	}
 	rank := d.Int()
 	if d.Err == nil && (rank < 0 || rank >= len(n.cfg.NodeOf) || n.cfg.Node == 0 && n.cfg.NodeOf[rank] != from) {
@@ -259,6 +263,7 @@ func (n *Node) hostLost(host int, name, detail string, over bool) {
 			n.store.LoseHost(host, name, detail)
 		}
 		n.mesh.links[host].close()
+		n.loseExchanges(host, fmt.Errorf("host %s is lost", name))
 		return
 	}
 	if host != 0 {
@@ -278,6 +283,7 @@ func (n *Node) hostLost(host int, name, detail string, over bool) {
 		done(store.Reply{Err: lost})
 	}
 	n.endFar()
+	n.loseExchanges(0, lost)
 }
 
 // Unreached lists the hosts to which messages have been on the way for at least d, without any acknowledgement: the network between

@@ -78,6 +78,8 @@ type Node struct {
 	doubted   map[int]bool // hosts that gossip holds for dead
 	suspicion []Suspicion  // on host 0
 	far       far
+
+	exchanges exchanges
 }
 
 // call is a request that is with host 0.
@@ -107,6 +109,7 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 	n.cfg.NodeOf = slices.Clone(c.NodeOf)
 	n.store = store.New(n.cfg.NodeOf)
 	n.far.init()
+	n.exchanges.init()
 	if len(c.Key) == 0 {
 		n.cfg.Key = make([]byte, 32) // one host: nobody else needs it
 		rand.Read(n.cfg.Key)
@@ -303,6 +306,7 @@ func (n *Node) stop() {
 	n.mu.Unlock()
 	close(n.quit)
 	n.endFar()
+	n.endExchanges(errNodeClosed)
 	n.store.Close()
 	n.meshOnce.Do(func() { close(n.meshed) }) // it never started
 	<-n.meshed
