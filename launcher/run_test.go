@@ -136,6 +136,9 @@ type fakeNode struct {
 	closed bool
 }
 
+func (n *fakeNode) Exchange(name string, hosts []int, data []byte, done func(all [][]byte, err error)) {
+	done([][]byte{data}, nil)
+}
 func (n *fakeNode) Control() string { return "socket" }
 func (n *fakeNode) RankExited(rank, code int, cause string) {
 	n.exits = append(n.exits, fmt.Sprintf("%d: %d %s", rank, code, cause))
