@@ -64,11 +64,18 @@ func VisibleGPUs(root string, environ []string) int {
 // cpuShareVar tells a rank that is bound how many ranks have the same CPUs.
 const cpuShareVar = "GORUN_CPU_SHARE"
 
-// placeVars is what a rank's environment gets from its place.
-func placeVars(r placement.Rank) []string {
-	vars := r.Hidden
+// jaxDevicesVar has JAX take a rank's own GPU, where it would take all that the rank sees.
+const jaxDevicesVar = "JAX_LOCAL_DEVICE_IDS"
+
+// placeVars is what the environment of a rank, which has own already, gets from its place among the ranks of its host. A rank that
+// has the host alone may take all GPUs, as JAX's users start one process a host.
+func placeVars(r placement.Rank, ranks int, own []string) []string {
+	vars := slices.Clone(r.Hidden)
 	if r.CPUs != nil {
-		vars = append(slices.Clone(vars), cpuShareVar+"="+strconv.Itoa(r.Share))
+		vars = append(vars, cpuShareVar+"="+strconv.Itoa(r.Share))
+	}
+	if _, chosen := lookup(own, jaxDevicesVar); r.Index != "" && ranks > 1 && !chosen {
+		vars = append(vars, jaxDevicesVar+"="+r.Index)
 	}
 	return vars
 }
@@ -151,7 +158,7 @@ func (p *Plan) placeLocal(m *Machine) error {
 	p.Hosts[host].Place = &h
 	for i, r := range ranks {
 		r.Place, r.cpus = &told[i], placed.Ranks[i].CPUs
-		vars := placeVars(placed.Ranks[i])
+		vars := placeVars(placed.Ranks[i], len(ranks), r.Env)
 		if r.more = len(vars) > 0; !r.more {
 			continue
 		}

@@ -87,7 +87,7 @@ type PlanRank struct {
 }
 
 // AtLaunch names the variables of a rank that a plan can't know: they are drawn when the job is launched.
-var AtLaunch = []string{"GORUN_JOB_ID", "GORUN_CONTROL", "MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS"}
+var AtLaunch = []string{"GORUN_JOB_ID", "GORUN_CONTROL", "MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", runIDVar}
 
 // Facts are what a plan depends on beside the job.
 type Facts struct {
@@ -323,7 +323,7 @@ func (p *Plan) planRanks(on []int, apps []App, f Facts, settings [][]Setting) {
 			left, argv = p.Apps[app].Ranks, p.argv(app, apps)
 		}
 		left--
-		place := rankenv.Env{Launcher: "gorun", Rank: r, Size: len(on), LocalRank: local[h], LocalSize: size[h], Node: h, Nodes: len(p.Hosts), Device: apps[app].Device, App: app}
+		place := rankenv.Env{Launcher: "gorun", Rank: r, Size: len(on), LocalRank: local[h], LocalSize: size[h], Node: h, Nodes: len(p.Hosts), Device: apps[app].Device, App: app, Restarts: p.Restarts.N}
 		pr := PlanRank{Rank: r, Host: h, LocalRank: local[h], App: app, Device: apps[app].Device, Argv: argv}
 		local[h]++
 		pr.Env = place.Environ()
@@ -459,7 +459,7 @@ func without(environ []string, set map[string]bool) []string {
 }
 
 // userMay are variables that gorun gives to ranks and that a user may set instead.
-var userMay = []string{"MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "ROLE_NAME"}
+var userMay = []string{"MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", jaxDevicesVar, "ROLE_NAME", runIDVar}
 
 // checkSettings refuses variables that tell a rank its place, and keeps the last of several for one name.
 func checkSettings(all []Setting) ([]Setting, error) {

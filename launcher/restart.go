@@ -2,6 +2,8 @@ package launcher
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"os"
@@ -33,13 +35,13 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 	}
 	plan := *p
 	plan.Programs = slices.Clone(p.Programs) // the build sets their paths, which are good for this run only
-	s := &series{}
+	s := &series{id: newID()}
 	defer s.giveBack()
 	var past attempts
 	failed := failures{restarts: p.Restarts}
 	quick := 0
 	for k := 0; ; k++ {
-		r := newRunner(plan.attempt(k), o, s)
+		r := newRunner(plan.attempt(k, s.id), o, s)
 		r.again = k > 0
 		acct := r.carryOut(ctx)
 		plan = *r.plan
@@ -131,6 +133,7 @@ type Restarts struct {
 
 // series is what attempts of one job have in common.
 type series struct {
+	id        string     // the run's, which PyTorch's programs get: checkpoints and logs go by it
 	deadline  time.Time  // when the job's time is over; zero: no rank has been started yet
 	outputDir *outputDir // nil: none, or not yet
 	midLine   bool       // stdout stands in the middle of a line that an attempt has left
@@ -143,15 +146,18 @@ func (s *series) giveBack() {
 	}
 }
 
-// attempt is the plan for the k-th restart; 0 is the first attempt.
-func (p *Plan) attempt(k int) *Plan {
+// runIDVar is the id of a run, the same in all its attempts, where the user has not chosen one.
+const runIDVar = "TORCHELASTIC_RUN_ID"
+
+// attempt is the plan for the k-th restart of a run that has an id; 0 is the first attempt.
+func (p *Plan) attempt(k int, id string) *Plan {
 	q := *p
-	if k == 0 {
-		return &q
-	}
 	q.Ranks = slices.Clone(p.Ranks)
 	for i := range q.Ranks {
 		env := slices.Clone(q.Ranks[i].Env)
+		if _, there := lookup(env, runIDVar); !there {
+			env = append(env, runIDVar+"="+id)
+		}
 		for n, kv := range env {
 			for _, name := range []string{"GORUN_RESTART", "TORCHELASTIC_RESTART_COUNT"} {
 				if isVar(kv, name) {
@@ -162,6 +168,13 @@ func (p *Plan) attempt(k int) *Plan {
 		q.Ranks[i].Env = env
 	}
 	return &q
+}
+
+// newID is an id that no other run or job has.
+func newID() string {
+	var id [8]byte
+	rand.Read(id[:])
+	return hex.EncodeToString(id[:])
 }
 
 // newRunner makes the runner of an attempt. Its plan is its own.

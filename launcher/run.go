@@ -2,8 +2,6 @@ package launcher
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -188,9 +186,7 @@ func (r *runner) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	var id [8]byte
-	rand.Read(id[:])
-	r.acct.Job = hex.EncodeToString(id[:])
+	r.acct.Job = newID()
 
 	if r.o.OwnProcess && local {
 		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {

@@ -213,7 +213,8 @@ func finishGorun(v vars, e *Env) error {
 	if e.App, _, err = v.number([]string{"GORUN_APP"}); err != nil {
 		return err
 	}
-	return readMaster(v, e)
+	e.GPU = v["JAX_LOCAL_DEVICE_IDS"]
+	return finishElastic(v, e)
 }
 
 func finishTorch(v vars, e *Env) error {
@@ -221,6 +222,15 @@ func finishTorch(v vars, e *Env) error {
 	if e.Restart, _, err = v.number([]string{"TORCHELASTIC_RESTART_COUNT"}); err != nil {
 		return err
 	}
+	return finishElastic(v, e)
+}
+
+func finishElastic(v vars, e *Env) error {
+	var err error
+	if e.Restarts, _, err = v.number([]string{"TORCHELASTIC_MAX_RESTARTS"}); err != nil {
+		return err
+	}
+	e.RunID = v["TORCHELASTIC_RUN_ID"]
 	return readMaster(v, e)
 }
 

@@ -20,9 +20,12 @@ type Env struct {
 	Control    string // abstract unix socket of this host's bootstrap node, without the leading NUL; "" without one
 	MasterAddr string // PyTorch's and JAX's meeting point, an address of rank 0's host
 	MasterPort int
-	Restart    int // how often the job was restarted
-	CPUShare   int // how many ranks have the CPUs that this rank is bound to; 0: it is not bound
-	App        int // index of the rank's program among those of the job; 0 if there is one, or another launcher does not say
+	Restart    int    // how often the job was restarted
+	Restarts   int    // how often it may be
+	RunID      string // id of the launch, the same after restarts
+	GPU        string // index of the rank's GPU among those that it sees, where ranks share the host's GPUs and that is known
+	CPUShare   int    // how many ranks have the CPUs that this rank is bound to; 0: it is not bound
+	App        int    // index of the rank's program among those of the job; 0 if there is one, or another launcher does not say
 }
 
 // Current reads os.Environ.
@@ -65,11 +68,15 @@ func (e Env) Environ() []string {
 	num("ROLE_WORLD_SIZE", e.Size)
 	str("ROLE_NAME", "default")
 	num("TORCHELASTIC_RESTART_COUNT", e.Restart)
+	num("TORCHELASTIC_MAX_RESTARTS", e.Restarts)
+	str("TORCHELASTIC_RUN_ID", e.RunID)
+	str("TORCHELASTIC_USE_AGENT_STORE", "False") // rank 0 serves the store
 	num("LOCAL_SIZE", e.LocalSize)
 	num("CROSS_RANK", e.Node)
 	num("CROSS_SIZE", e.Nodes)
 	num("JAX_NUM_PROCESSES", e.Size)
 	num("JAX_PROCESS_ID", e.Rank)
+	str("JAX_LOCAL_DEVICE_IDS", e.GPU)
 
 	str("MASTER_ADDR", e.MasterAddr)
 	if e.MasterPort > 0 {

@@ -14,7 +14,7 @@ import (
 func TestFromEnviron(t *testing.T) {
 	gorun := rankenv.Env{
 		Launcher: "gorun", Job: "j1", Rank: 2, Size: 4, LocalRank: 0, LocalSize: 2, Node: 1, Nodes: 2,
-		Device: "1", Control: "gorun-x", MasterAddr: "10.0.0.1", MasterPort: 29500, Restart: 3, CPUShare: 2,
+		Device: "1", Control: "gorun-x", MasterAddr: "10.0.0.1", MasterPort: 29500, Restart: 3, Restarts: 4, RunID: "run", GPU: "1", CPUShare: 2,
 	}
 	alone := gorun
 	alone.Rank, alone.Size, alone.LocalSize, alone.Node, alone.Nodes = 0, 1, 1, 0, 1
@@ -45,8 +45,8 @@ func TestFromEnviron(t *testing.T) {
 		{name: "gorun contradicts itself", env: "GORUN_RANK=2 GORUN_SIZE=2", err: "GORUN_RANK=2 with GORUN_SIZE=2"},
 		{
 			name: "torchrun",
-			env:  "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=29500 TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=1",
-			want: rankenv.Env{Launcher: "torchrun", Job: "torchrun-none-h-29500-1", Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Node: 1, Nodes: 2, MasterAddr: "h", MasterPort: 29500, Restart: 1},
+			env:  "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=29500 TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=1 TORCHELASTIC_MAX_RESTARTS=5",
+			want: rankenv.Env{Launcher: "torchrun", Job: "torchrun-none-h-29500-1", Rank: 3, Size: 4, LocalRank: 1, LocalSize: 2, Node: 1, Nodes: 2, MasterAddr: "h", MasterPort: 29500, Restart: 1, Restarts: 5, RunID: "none"},
 		},
 		{name: "env:// by hand", env: "RANK=1 WORLD_SIZE=2", want: rankenv.Env{Launcher: "torchrun", Rank: 1, Size: 2}},
 		{name: "rank without size", env: "RANK=1", err: "RANK is set but WORLD_SIZE is not"},
@@ -127,15 +127,18 @@ func TestEnvironWithoutMeetingPoint(t *testing.T) {
 		if strings.HasPrefix(kv, "MASTER_") || strings.HasPrefix(kv, "JAX_COORDINATOR") {
 			t.Errorf("%s is set without a meeting point", kv)
 		}
-		if strings.HasPrefix(kv, "TORCHELASTIC_") && !strings.HasPrefix(kv, "TORCHELASTIC_RESTART_COUNT=") {
-			t.Errorf("%s is set: PyTorch would look for an agent's store", kv)
+		if strings.HasPrefix(kv, "TORCHELASTIC_RUN_ID=") {
+			t.Errorf("%s is set without a run", kv)
+		}
+		if strings.HasPrefix(kv, "TORCHELASTIC_USE_AGENT_STORE=") && kv != "TORCHELASTIC_USE_AGENT_STORE=False" {
+			t.Errorf("%s: PyTorch would look for an agent's store", kv)
 		}
 	}
 }
 
 // Each variable that Environ writes is documented, and the documented ones that gorun sets are written.
 func TestVarsAreComplete(t *testing.T) {
-	e := rankenv.Env{Job: "j", Size: 2, LocalSize: 2, Nodes: 1, Device: "host", Control: "c", MasterAddr: "::1", MasterPort: 1, CPUShare: 1}
+	e := rankenv.Env{Job: "j", Size: 2, LocalSize: 2, Nodes: 1, Device: "host", Control: "c", MasterAddr: "::1", MasterPort: 1, CPUShare: 1, RunID: "r", GPU: "0"}
 	var got []string
 	for _, kv := range e.Environ() {
 		name, _, _ := strings.Cut(kv, "=")
@@ -168,7 +171,7 @@ func TestScrub(t *testing.T) {
 		t.Errorf("removed: got -, want +:\n%s", diff)
 	}
 	// A rank of gorun that starts gorun again leaves nothing of its place behind.
-	e := rankenv.Env{Job: "j", Size: 2, LocalSize: 2, Nodes: 1, Control: "c", MasterAddr: "h", MasterPort: 1}
+	e := rankenv.Env{Job: "j", Size: 2, LocalSize: 2, Nodes: 1, Control: "c", MasterAddr: "h", MasterPort: 1, RunID: "r", GPU: "0"}
 	if kept, _ := rankenv.Scrub(e.Environ()); len(kept) != 0 {
 		t.Errorf("kept of an outer job: %q", kept)
 	}

@@ -170,9 +170,10 @@ func environmentHelp() string {
 	b.WriteString("Variables that gorun sets for each rank:\n\n")
 	write(rankenv.ByGorun)
 	b.WriteString(`
-Of these MASTER_ADDR, MASTER_PORT, JAX_COORDINATOR_ADDRESS and ROLE_NAME may be chosen:
--x MASTER_PORT=29500, or -x MASTER_PORT for the value of here. JAX_COORDINATOR_ADDRESS
-then follows. A port that is chosen must be free on rank 0's host: gorun keeps its own alone.
+Of these MASTER_ADDR, MASTER_PORT, JAX_COORDINATOR_ADDRESS, JAX_LOCAL_DEVICE_IDS, ROLE_NAME
+and TORCHELASTIC_RUN_ID may be chosen: -x MASTER_PORT=29500, or -x MASTER_PORT for the
+value of here. JAX_COORDINATOR_ADDRESS then follows. A port that is chosen must be free on
+rank 0's host: gorun keeps its own alone.
 
 A MASTER_PORT that is not chosen is kept for rank 0, who must bind it with SO_REUSEADDR, as
 PyTorch, gRPC and Go do. Without it a server is told "address already in use": then choose

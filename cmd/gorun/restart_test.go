@@ -26,7 +26,7 @@ const startScript = `touch $RANKDIR/start-$RANK-$GORUN_RESTART-$GORUN_JOB_ID; `
 func TestRestart(t *testing.T) {
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		t.Run("until it works", func(t *testing.T) {
-			j := newJob(t, "-np", "2", "--restarts", "3", "sh", "-c", startScript+together+
+			j := newJob(t, "-np", "2", "--restarts", "3", "sh", "-c", startScript+`touch $RANKDIR/run-$TORCHELASTIC_RUN_ID; `+together+
 				`echo $RANK of $WORLD_SIZE on $GORUN_NODE: $GORUN_RESTART $TORCHELASTIC_RESTART_COUNT; [ $RANK = 1 ] && [ $GORUN_RESTART -lt 2 ] && { echo bad luck >&2; exit 4; }; [ $GORUN_RESTART = 2 ] || sleep 1000`)
 			report := j.reporting()
 			if got := j.run(); got != 0 || j.starts() != 6 {
@@ -67,6 +67,9 @@ func TestRestart(t *testing.T) {
 			}
 			if len(jobs) != 3 {
 				t.Errorf("job ids %v, want three", jobs)
+			}
+			if runs, _ := filepath.Glob(filepath.Join(j.dir, "run-?*")); len(runs) != 1 {
+				t.Errorf("run ids %q, want one", runs)
 			}
 		})
 		t.Run("given up", func(t *testing.T) {

@@ -80,6 +80,7 @@ type Rank struct {
 	GPU    string   // the token of its GPU, "" where it has none or that isn't known
 	Hidden []string // NAME=TOKEN: what hides the others
 	Shown  string   // the tokens that it sees, "" for none
+	Index  string   // of its GPU among several that it sees; "" where it has none, sees it alone, or that isn't known
 }
 
 // Place works out what each rank gets. Without a wish (Bind{}) ranks are bound to NUMA nodes where each has a GPU whose node is known and where the nodes
@@ -122,6 +123,8 @@ func (m *Machine) Place(a Ask) (Placement, error) {
 				return p, fmt.Errorf("%d ranks, but %s visible%s: --gpu-bind hide needs a GPU for each rank", len(a.Ranks), areGPUs(len(v.Tokens)), from)
 			}
 			p.Ranks[i].Hidden = v.only(g, r.Env)
+		} else if g < len(v.Tokens) && len(v.Tokens) > 1 {
+			p.Ranks[i].Index = strconv.Itoa(g)
 		}
 	}
 	m.bind(&p, a.Bind, near, gpus)

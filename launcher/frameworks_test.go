@@ -1,0 +1,79 @@
+package launcher
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// A rank that shares its host has JAX take one GPU, by its place among those that it sees.
+func TestJAXDevices(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		job  Job
+		gpus string // CUDA_VISIBLE_DEVICES
+		want []string
+	}{
+		{name: "by local rank", job: Job{NP: 3}, gpus: "7,6,5,4", want: []string{"0", "1", "2"}},
+		{name: "more ranks than GPUs", job: Job{NP: 3}, gpus: "7,6", want: []string{"0", "1", ""}},
+		{name: "alone on the host", job: Job{NP: 1}, gpus: "7,6", want: []string{""}},
+		{name: "one GPU", job: Job{NP: 2}, gpus: "7", want: []string{"", ""}},
+		{name: "hidden", job: Job{NP: 2, GPUBind: GPUBindHide}, gpus: "7,6", want: []string{"", ""}},
+		{name: "a device for all", job: Job{NP: 2, Device: "1"}, gpus: "7,6", want: []string{"1", "1"}},
+		{name: "no GPU", job: Job{NP: 2, Device: "host"}, gpus: "7,6", want: []string{"", ""}},
+		{name: "chosen", job: Job{NP: 2, Env: []Setting{{Name: "JAX_LOCAL_DEVICE_IDS", Value: "0,1"}}}, gpus: "7,6", want: []string{"0,1", "0,1"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			facts := testFacts
+			facts.Machine = recordedMachine(t, "server", Bind{})
+			facts.Environ = []string{"CUDA_VISIBLE_DEVICES=" + c.gpus, "JAX_LOCAL_DEVICE_IDS=9"} // of an outer job
+			c.job.Program = "./prog"
+			p, err := c.job.Plan(facts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for i := range p.Ranks {
+				ids, _ := lookup(p.environ(&p.Ranks[i], nil), "JAX_LOCAL_DEVICE_IDS")
+				got = append(got, ids)
+			}
+			if d := cmp.Diff(got, c.want); d != "" {
+				t.Errorf("-got +want:\n%s", d)
+			}
+		})
+	}
+}
+
+// PyTorch's programs go by the run's id for checkpoints: restarts keep it, and a user may choose it.
+func TestRunID(t *testing.T) {
+	facts := testFacts
+	facts.Environ = []string{"TORCHELASTIC_RUN_ID=outer", "TORCHELASTIC_MAX_RESTARTS=9"}
+	n := 3
+	for name, c := range map[string]struct {
+		env  []Setting
+		want string
+	}{
+		"drawn":   {nil, "r1"},
+		"chosen":  {[]Setting{{Name: "TORCHELASTIC_RUN_ID", Value: "mine"}}, "mine"},
+		"of here": {[]Setting{{Name: "TORCHELASTIC_RUN_ID", Inherit: true}}, "outer"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, err := Job{NP: 2, Program: "./prog", Restarts: &n, Env: c.env}.Plan(facts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for k := range 2 {
+				p = p.attempt(k, "r1")
+				env := p.environ(&p.Ranks[1], nil)
+				for _, name := range []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"} {
+					value, _ := lookup(env, name)
+					got = append(got, value)
+				}
+			}
+			if d := cmp.Diff(got, []string{c.want, "0", "3", c.want, "1", "3"}); d != "" {
+				t.Errorf("-got +want:\n%s", d)
+			}
+		})
+	}
+}
