@@ -18,7 +18,10 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+	"github.com/gorun-dev/gorun/launcher/internal/procgroup"
 )
 
 // Program is what the ranks run.
@@ -202,7 +205,7 @@ func (p *Program) build(ctx context.Context, w io.Writer, arch string) (string, 
 		return fail(err)
 	}
 	defer lock.Close() // and gives the lock back
-	if err := flock(lock); err != nil {
+	if err := flock(ctx, lock); err != nil {
 		return fail(err)
 	}
 	if arch != "" {
@@ -213,12 +216,6 @@ func (p *Program) build(ctx context.Context, w io.Writer, arch string) (string, 
 	}
 	out := filepath.Join(dir, filepath.Base(p.GoDir))
 	cmd := exec.CommandContext(ctx, tool, "build", "-o", out, ".")
-	// A group of its own: the compilers end with the go command.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second
-	runtime.LockOSThread() // the parent-death signal belongs to the thread
-	defer runtime.UnlockOSThread()
 	cmd.Dir = p.GoDir
 	cmd.Env = append(os.Environ(), "PWD="+p.GoDir)
 	if _, set := os.LookupEnv("CGO_ENABLED"); !set {
@@ -233,7 +230,7 @@ func (p *Program) build(ctx context.Context, w io.Writer, arch string) (string, 
 	}
 	places := &placeWriter{w: w, dir: p.GoDir, from: from}
 	cmd.Stdout, cmd.Stderr = places, places
-	err = cmd.Run()
+	err = procgroup.Run(cmd)
 	places.flush()
 	if err != nil {
 		if _, ok := errors.AsType[*exec.ExitError](err); ok {
@@ -249,10 +246,20 @@ func (p *Program) build(ctx context.Context, w io.Writer, arch string) (string, 
 	return out, nil
 }
 
-func flock(f *os.File) error {
+// lockPoll is how often it is tried to lock what another launch has locked: there is no wait for a lock that a context can end.
+const lockPoll = 20 * time.Millisecond
+
+// flock locks a file until it is closed. Another launch may hold it, for as long as a build takes.
+func flock(ctx context.Context, f *os.File) error {
 	for {
-		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != syscall.EINTR {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err != unix.EWOULDBLOCK && err != unix.EINTR {
 			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(lockPoll):
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -605,4 +606,43 @@ func TestBuildIsInterrupted(t *testing.T) {
 		t.Errorf("code %d, reason %s, want 130, %s: %s", acct.Code, acct.Reason, ReasonSignal, acct.Summary())
 	}
 	nothingLeft(t, "")
+}
+
+// A build that waits for the same build of another launch is interrupted as well.
+func TestWaitForABuildIsInterrupted(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "main.go"), []byte("package main\n\nfunc main() {}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	prog, err := FindProgram(dir, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, _, err := buildDir(prog.GoDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.Create(filepath.Join(in, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := syscall.Flock(int(other.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	built := make(chan error, 1)
+	go func() { built <- prog.Build(ctx, io.Discard) }()
+	select {
+	case err := <-built:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("the build ends with %v, want %v", err, context.Canceled)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the build waits for the other one, interrupted or not")
+		other.Close()
+		<-built
+	}
 }

@@ -15,9 +15,10 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/internal/procgroup"
 )
 
 // module is where gorun's command is, for go build.
@@ -143,9 +144,10 @@ func goBuild(ctx context.Context, arch string) (*build, error) {
 	file := filepath.Join(dir, "gorun")
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", file, module)
 	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH="+arch, "CGO_ENABLED=0")
-	cmd.WaitDelay = time.Second // go's own children hold the pipe
-	if out, err := cmd.CombinedOutput(); err != nil {
-		if text := strings.TrimSpace(string(out)); text != "" {
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := procgroup.Run(cmd); err != nil {
+		if text := strings.TrimSpace(out.String()); text != "" {
 			line, _, _ := strings.Cut(text, "\n")
 			return nil, fmt.Errorf("go build: %s", line)
 		}

@@ -13,9 +13,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/gorun-dev/gorun/launcher/internal/procgroup"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
 )
 
@@ -493,20 +493,16 @@ func (e *evaluation) askClient(ctx context.Context, file string, t way.Target) e
 		args = append(args, "-p", strconv.Itoa(t.Port))
 	}
 	cmd := exec.CommandContext(ctx, "ssh", append(args, "--", t.Host())...)
-	// A command of Match exec must end with it, and may hold the pipes.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second
-	var errText bytes.Buffer
-	cmd.Stderr = &errText
-	out, err := cmd.Output()
-	if err != nil {
+	var out, errText bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errText
+	if err := procgroup.Run(cmd); err != nil { // with a command of Match exec
+
 		if msg := strings.TrimSpace(errText.String()); msg != "" {
 			return fmt.Errorf("ssh -G %s: %w: %s", t.Host(), err, msg)
 		}
 		return fmt.Errorf("ssh -G %s: %w", t.Host(), err)
 	}
-	e.answer(string(out), "ssh -G "+t.Host())
+	e.answer(out.String(), "ssh -G "+t.Host())
 	return nil
 }
 

@@ -12,8 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gorun-dev/gorun/launcher/internal/way"
 	"golang.org/x/crypto/ssh"
+
+	"github.com/gorun-dev/gorun/launcher/internal/procgroup"
+	"github.com/gorun-dev/gorun/launcher/internal/way"
 )
 
 // maxJumps bounds a chain of jump hosts, each with ones of its own.
@@ -170,12 +172,12 @@ func dial(ctx context.Context, d *net.Dialer, h hop) (net.Conn, error) {
 // systemAddresses asks the system's name service; nil if there is none or it knows nothing.
 func systemAddresses(ctx context.Context, name string) (addrs []string) {
 	cmd := exec.CommandContext(ctx, "getent", "ahosts", name)
-	cmd.WaitDelay = time.Second
-	out, err := cmd.Output()
-	if err != nil {
+	var out strings.Builder
+	cmd.Stdout = &out
+	if procgroup.Run(cmd) != nil {
 		return nil
 	}
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(out.String()) {
 		if f := strings.Fields(line); len(f) >= 2 && f[1] == "STREAM" {
 			addrs = append(addrs, f[0])
 		}
