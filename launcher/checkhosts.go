@@ -145,6 +145,7 @@ type checker struct {
 type checkLink struct {
 	session *push.Started
 	mux     *agentwire.Mux
+	calm    func()   // ends its heartbeat; nil without mux
 	probers *probers // of this host
 	reach   *reacher // of this host
 }
@@ -155,6 +156,7 @@ func (l *checkLink) end() {
 		l.probers.close()
 	}
 	if l.mux != nil {
+		l.calm()
 		l.mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
 		select {
 		case <-l.mux.Done():
@@ -255,14 +257,17 @@ func (c *checker) open(ctx context.Context, i int) (*checkLink, error) {
 	l := &checkLink{session: s}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
-	if err := agentwire.ReadPreface(s, Build()); err != nil {
+	if err = agentwire.ReadPreface(s, Build()); err == nil {
+		l.mux, err = agentwire.Dial(&sessionConn{s})
+	}
+	if err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
 		return l, err
 	}
-	l.mux, err = agentwire.Dial(&sessionConn{s})
-	return l, err
+	l.calm = tend(l.mux, nil) // what is asked of it has bounds of its own
+	return l, nil
 }
 
 // sending tells how far the sending of gorun to hosts is, once a second at most.

@@ -53,6 +53,23 @@ func Build() string {
 	return version + revision + modified
 }
 
+// connector prepares the hosts of a job that are not this one.
+type connector struct {
+	r        *runner
+	outer    context.Context // of the job
+	ctx      context.Context // ends all of it; within outer
+	dial     context.Context // bounds what hosts need to answer, not what sending them files takes
+	way      way.Way
+	builds   *push.Builds
+	key      []byte
+	files    *staging
+	progress func(host string, sent, size int) // of gorun's own program
+
+	missing map[int]bool     // hosts that are not prepared
+	failed  map[int]error    // of hosts
+	giveUp  <-chan time.Time // on those that are missing, when one host has failed
+}
+
 // connect prepares the hosts of a job on several, all at once.
 func (r *runner) connect(ctx context.Context) (meeting, error) {
 	p := r.plan
@@ -73,88 +90,60 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	}
 	key := make([]byte, 32)
 	rand.Read(key)
-	timeout := p.Remote.timeout()
-	outer := ctx
-	ctx, cancel := context.WithCancel(ctx)
+	inner, cancel := context.WithCancel(ctx)
 	defer cancel()
-	files, err := newStaging(ctx, p, r.o.Stderr)
+	files, err := newStaging(inner, p, r.o.Stderr)
 	if err != nil {
 		return meeting{}, err
 	}
 	r.later(files.end)
-	// It bounds what hosts need to answer, not what sending them files takes.
-	dial, over := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
+	timeout := p.Remote.timeout()
+	dial, over := context.WithTimeoutCause(inner, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
 	defer over()
+	c := &connector{r: r, outer: ctx, ctx: inner, dial: dial, way: w, builds: builds, key: key, files: files, progress: r.sending(), missing: map[int]bool{}, failed: map[int]error{}}
+	if c.gather(cancel) {
+		return meeting{}, errInterrupted
+	}
+	if err := c.failure(); err != nil {
+		return meeting{}, err
+	}
+	if err := r.sameMachine(); err != nil {
+		return meeting{}, err
+	}
+	return r.meetingPlace(inner, key)
+}
 
-	type result struct {
-		index int
-		host  *remoteHost
-		err   error
-	}
-	results := make(chan result, len(p.Hosts))
-	slots := make(chan struct{}, maxHandshakes)
-	missing := map[int]bool{}
-	progress := r.sending()
-	for i, h := range p.Hosts {
-		if h.Local {
-			continue
-		}
-		missing[i] = true
-		go func() {
-			slots <- struct{}{}
-			free := sync.OnceFunc(func() { <-slots })
-			defer free()
-			host, err := r.open(ctx, dial, w, builds, progress, files, i, key, free)
-			results <- result{i, host, err}
-		}()
-	}
-	var failed []error
-	errOf := map[int]error{}
-	interrupted := false
-	var giveUp <-chan time.Time // on those that are missing, when one host has failed
-	took := func(res result) {
-		delete(missing, res.index)
-		a := &r.acct.Hosts[res.index]
-		if res.err != nil {
-			if ctx.Err() != nil && outer.Err() == nil && len(errOf) > 0 {
-				a.Error = errNotWaited.Error() // it was ended by us, for another's failure
-				return
-			}
-			errOf[res.index] = &hostError{p.Hosts[res.index].Name, res.err}
-			if a.Error = res.err.Error(); giveUp == nil {
-				giveUp = time.After(othersGrace)
-			}
-			return
-		}
-		r.hosts[res.index] = res.host
-		r.placed(res.index, &res.host.prepared.Place.Host, res.host.prepared.Place.Ranks)
-		r.tellHost(res.host, a)
-	}
+// gather waits until each host is prepared, or has failed, and reports whether it was interrupted. cancel ends ctx.
+func (c *connector) gather(cancel func()) (interrupted bool) {
+	r := c.r
+	results, silent := c.begin()
 	tell := time.After(missingFirst)
 	sending := time.NewTicker(tellFirst)
 	defer sending.Stop()
-	for len(missing) > 0 {
+	for len(c.missing) > 0 {
 		select {
 		case res := <-results:
-			took(res)
-		case <-giveUp:
+			c.take(res)
+		case res := <-silent:
+			c.fail(res.index, res.err)
+		case <-c.giveUp:
 			cancel()
 		case <-tell:
-			if waiting := files.others(missing); len(waiting) > 0 {
+			if waiting := c.files.others(c.missing); len(waiting) > 0 {
 				r.say("waiting for %s", r.missingText(waiting))
 			}
 			tell = time.After(missingNext)
 		case <-sending.C:
-			if line := files.progress(); line != "" {
+			if line := c.files.progress(); line != "" {
 				r.say("%s", line)
 				sending.Reset(tellNext)
 			}
-		case <-ctx.Done():
-			if !interrupted && outer.Err() != nil && len(errOf) == 0 {
+		case <-c.ctx.Done():
+			if !interrupted && c.outer.Err() != nil && len(c.failed) == 0 {
 				interrupted, r.interrupt = true, syscall.SIGTERM
 			}
-			for len(missing) > 0 {
-				took(<-results)
+			for len(c.missing) > 0 {
+				c.take(<-results)
 			}
 		case <-r.suspends:
 			r.suspend()
@@ -165,31 +154,83 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 			}
 		}
 	}
-	if interrupted {
-		return meeting{}, errInterrupted
-	}
-	for i := range p.Hosts {
-		if errOf[i] != nil {
-			failed = append(failed, errOf[i])
-		}
-	}
-	if len(failed) > 0 {
-		for _, err := range failed {
-			// What is wrong with the program is told as such.
-			if s, ok := errors.AsType[*StartError](err); ok {
-				return meeting{}, &StartError{Code: s.Code, Msg: (&notStarted{failed}).Error()}
-			}
-		}
-		return meeting{}, &notStarted{failed}
-	}
-	if err := r.sameMachine(); err != nil {
-		return meeting{}, err
-	}
-	return r.meetingPlace(ctx, key)
+	return interrupted
 }
 
-// errNotWaited is of a host that had not started when another had failed for othersGrace.
-var errNotWaited = errors.New("not waited for: another host had failed")
+// opened is what became of a host.
+type opened struct {
+	index int
+	host  *remoteHost
+	err   error
+}
+
+// begin begins to prepare all hosts, and tells of each how that went, and of those that are prepared if they are silent from then on.
+func (c *connector) begin() (results, silent <-chan opened) {
+	all := c.r.plan.Hosts
+	done, lost := make(chan opened, len(all)), make(chan opened, len(all))
+	slots := make(chan struct{}, maxHandshakes)
+	for i, h := range all {
+		if h.Local {
+			continue
+		}
+		c.missing[i] = true
+		go func() {
+			slots <- struct{}{}
+			free := sync.OnceFunc(func() { <-slots })
+			defer free()
+			host, err := c.open(i, free)
+			if err == nil {
+				host.calm = tend(host.mux, func(err error) { lost <- opened{i, host, err} })
+			}
+			done <- opened{i, host, err}
+		}()
+	}
+	return done, lost
+}
+
+// take takes note of what became of a host.
+func (c *connector) take(res opened) {
+	delete(c.missing, res.index)
+	a := &c.r.acct.Hosts[res.index]
+	switch {
+	case res.err != nil && c.ctx.Err() != nil && c.outer.Err() == nil && len(c.failed) > 0:
+		a.Error = "not waited for: another host had failed" // for othersGrace: it was ended by us
+	case res.err != nil:
+		c.fail(res.index, res.err)
+	default:
+		c.r.hosts[res.index] = res.host
+		c.r.placed(res.index, &res.host.prepared.Place.Host, res.host.prepared.Place.Ranks)
+		c.r.tellHost(res.host, a)
+	}
+}
+
+// fail takes note that a host has failed.
+func (c *connector) fail(index int, err error) {
+	c.failed[index] = &hostError{c.r.plan.Hosts[index].Name, err}
+	if c.r.acct.Hosts[index].Error = err.Error(); c.giveUp == nil {
+		c.giveUp = time.After(othersGrace)
+	}
+}
+
+// failure is the error of all hosts that have failed, nil if none has.
+func (c *connector) failure() error {
+	var failed []error
+	for i := range c.r.plan.Hosts {
+		if err := c.failed[i]; err != nil {
+			failed = append(failed, err)
+		}
+	}
+	if len(failed) == 0 {
+		return nil
+	}
+	for _, err := range failed {
+		// What is wrong with the program is told as such.
+		if s, ok := errors.AsType[*StartError](err); ok {
+			return &StartError{Code: s.Code, Msg: (&notStarted{failed}).Error()}
+		}
+	}
+	return &notStarted{failed}
+}
 
 // tellHost takes note of a host that is prepared.
 func (r *runner) tellHost(h *remoteHost, a *HostAccount) {
@@ -308,23 +349,24 @@ func (r *retries) reason(host string) error {
 	return r.why[host]
 }
 
-// open opens a session on a host and has its agent prepare, for which it sends files. ctx bounds it, and dial all but the files. connected
-// is called when the connection is there.
-func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds, progress func(string, int, int), files *staging, index int, key []byte, connected func()) (*remoteHost, error) {
-	p := r.plan
-	ph := &p.Hosts[index]
-	h := &remoteHost{index: index, stdin: r.stdin, size: len(p.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
-		gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
-	s, err := push.Open(dial, w, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: builds, Progress: progress})
+// open opens a session on a host and has its agent prepare, for which it sends files. connected is called when the connection is there.
+func (c *connector) open(index int, connected func()) (*remoteHost, error) {
+	r := c.r
+	ph := &r.plan.Hosts[index]
+	h := &remoteHost{index: index, stdin: r.stdin, size: len(r.plan.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
+		calm: func() {}, gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
+	s, err := push.Open(c.dial, c.way, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: c.builds, Progress: c.progress})
 	if err != nil {
 		return nil, bare(err)
 	}
 	h.session = s
 	connected()
-	limit := newLimit(dial, func() { s.Close() })
+	limit := newLimit(c.dial, func() { s.Close() })
 	defer limit.end()
 	fail := func(err error) (*remoteHost, error) {
-		if why := limit.passed(); why != nil {
+		if own, ok := errors.AsType[*refused](err); ok {
+			err = own.error
+		} else if why := limit.passed(); why != nil {
 			err = why
 		} else if said := lastLines(s.Stderr(), 3); len(said) > 0 {
 			err = fmt.Errorf("%w; it said: %s", err, strings.Join(said, " / "))
@@ -342,6 +384,16 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 		return fail(err)
 	}
 	h.opened = time.Now()
+	if err := c.prepare(h, limit); err != nil {
+		return fail(err)
+	}
+	return h, nil
+}
+
+// part is a host's part of the job, and the programs that its ranks run, by index in the plan.
+func (c *connector) part(h *remoteHost) (*agentwire.Prepare, []int) {
+	r, p, key, index, s := c.r, c.r.plan, c.key, h.index, h.session
+	ph := &p.Hosts[index]
 	prep := &agentwire.Prepare{
 		Job: r.acct.Job, Key: key, Node: index, Placement: agentwire.Compress(p.nodeOf()), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
 		MasterPort: p.Ranks[0].Host == index, Dir: []byte(p.Dir), DirGiven: p.DirGiven,
@@ -368,46 +420,54 @@ func (r *runner) open(ctx, dial context.Context, w way.Way, builds *push.Builds,
 			prep.Stdin = append(prep.Stdin, pr.Rank)
 		}
 	}
-	untend := h.tend(limit.pass)
-	defer untend()
-	if !files.quick(s.Arch, programs) {
-		limit.move(ctx)
+	return prep, programs
+}
+
+// prepare has a host's agent prepare. limit ends the session when that takes too long.
+func (c *connector) prepare(h *remoteHost, limit *limit) error {
+	r := c.r
+	prep, programs := c.part(h)
+	calm := tend(h.mux, limit.pass)
+	defer calm()
+	if !c.files.quick(h.session.Arch, programs) {
+		limit.move(c.ctx)
 	}
-	items, at, err := files.offer(ctx, s.Arch, programs)
+	items, at, err := c.files.offer(c.ctx, h.session.Arch, programs)
 	if err != nil {
-		return fail(err)
+		return err
 	}
 	prep.Items = wireItems(items)
 	for i, item := range at {
 		prep.Programs[i].Item = item
 	}
 	h.mux.Send(&agentwire.Message{Prepare: prep})
-	m, err := h.supply(ctx, limit, files, items)
+	m, err := h.supply(c.ctx, limit, c.files, items)
 	switch {
 	case err != nil:
-		return fail(err)
+		return err
 	case m.Failed != nil:
-		err := failure(m.Failed)
-		fail(err)
-		return nil, err
+		return &refused{failure(m.Failed)}
 	case m.Prepared == nil:
-		return fail(errors.New("the agent does not say that it is prepared"))
+		return errors.New("the agent does not say that it is prepared")
 	}
-	untend()
+	calm()
 	if err := limit.end(); err != nil {
-		return fail(err)
+		return err
 	}
 	h.prepared = m.Prepared
 	h.ready = time.Now()
 	if m.Prepared.OwnDir {
 		why := ""
-		if len(p.Remote.Stage) > 0 {
+		if len(r.plan.Remote.Stage) > 0 {
 			why = ", or not the same files in it"
 		}
-		r.verbose("host %s: there is no directory %s%s: the ranks run in %s", ph.Name, p.Dir, why, m.Prepared.Dir)
+		r.verbose("host %s: there is no directory %s%s: the ranks run in %s", h.name, r.plan.Dir, why, m.Prepared.Dir)
 	}
-	return h, nil
+	return nil
 }
+
+// refused is what an agent itself says of why it does not take part.
+type refused struct{ error }
 
 // sessionConn is a session below streams. Its end is told when it is known how it ended: what follows closes it.
 type sessionConn struct{ *push.Started }

@@ -1,6 +1,8 @@
 package launcher
 
 import (
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
@@ -41,4 +43,31 @@ func (h *heartbeat) beat(now time.Time, quiet bool) (silent time.Duration, stopp
 		h.heard = at
 	}
 	return now.Sub(h.heard), stopped
+}
+
+// tend keeps the heartbeat of a session in which nobody else does: an agent ends when it does not hear of gorun, however long other hosts take. It calls
+// lost, if that is not nil, when the other side is silent, and is done then. The function that it returns ends it, and may be called again.
+func tend(mux *agentwire.Mux, lost func(error)) (end func()) {
+	quit := make(chan struct{})
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		tick := time.NewTicker(beat)
+		defer tick.Stop()
+		pulse := newHeartbeat(mux)
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+			if silent, _ := pulse.beat(time.Now(), false); silent > silentAgreed && lost != nil {
+				lost(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
+				return
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		close(quit)
+		wait.Wait()
+	})
 }

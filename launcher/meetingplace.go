@@ -107,7 +107,8 @@ func (r *runner) choosePlaces(ctx context.Context) error {
 			h.answer.Store(&answer)
 			defer h.answer.Store(nil)
 			h.listen()
-			calm := h.tend(h.lost)
+			h.calm()
+			calm := tend(h.mux, h.lost)
 			defer func() {
 				cancel() // it may wait for us
 				calm()

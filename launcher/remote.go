@@ -56,6 +56,7 @@ type remoteHost struct {
 	output    *outputs
 	session   *push.Started
 	mux       *agentwire.Mux
+	calm      func() // ends the heartbeat of a host that is prepared while others are not; may be called again
 	prepared  *agentwire.Prepared
 	staged    int64                            // bytes of files that were sent to it
 	opened    time.Time                        // its agent spoke
@@ -479,6 +480,7 @@ func (h *remoteHost) drained() <-chan struct{} { return h.carried }
 func (h *remoteHost) over() {} // its agent knows when it is told Bye
 
 func (h *remoteHost) close() {
+	h.calm()
 	h.mu.Lock()
 	h.ending = true
 	pipes := h.pipes

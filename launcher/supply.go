@@ -63,33 +63,6 @@ func (l *limit) end() error {
 	return l.why
 }
 
-// tend keeps the heartbeat of a host that is being prepared, and calls lost if it is silent. The function that it returns ends that, and may be
-// called again.
-func (h *remoteHost) tend(lost func(error)) (end func()) {
-	quit := make(chan struct{})
-	var wait sync.WaitGroup
-	wait.Go(func() {
-		tick := time.NewTicker(beat)
-		defer tick.Stop()
-		pulse := newHeartbeat(h.mux)
-		for {
-			select {
-			case <-quit:
-				return
-			case <-tick.C:
-			}
-			if silent, _ := pulse.beat(time.Now(), false); silent > silentAgreed {
-				lost(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
-				return
-			}
-		}
-	})
-	return sync.OnceFunc(func() {
-		close(quit)
-		wait.Wait()
-	})
-}
-
 // supply sends the host what it wants of items, and returns what its agent says then: Prepared or Failed.
 func (h *remoteHost) supply(ctx context.Context, l *limit, s *staging, items []*item) (*agentwire.Message, error) {
 	var sending sync.WaitGroup
