@@ -240,7 +240,11 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 		}
 	}
 	if first != nil && a.Reason == ReasonFailed {
-		if r := a.origin(first); r != first {
+		r := a.origin(first)
+		if r == first {
+			r = a.wordsOrigin(first)
+		}
+		if r != first {
 			first, code = r, r.status.code()
 		}
 		// A rank that ended before, with code 0 but without goodbye, is what the first failure saw.

@@ -57,6 +57,7 @@ type stream struct {
 	tag      string // "" or "[3] "
 	grown    bool   // its pipe
 	keepTail bool
+	tailMu   sync.Mutex // guards tail
 	tail     []byte
 }
 
@@ -353,6 +354,8 @@ func (s *stream) keep(data []byte) {
 	if !s.keepTail {
 		return
 	}
+	s.tailMu.Lock()
+	defer s.tailMu.Unlock()
 	if len(data) > tailSize {
 		s.tail, data = s.tail[:0], data[len(data)-tailSize:]
 	}

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"bytes"
 	"io"
 	"sync"
 )
@@ -133,6 +134,19 @@ func (o *outputs) finish() <-chan struct{} {
 		close(done)
 	}()
 	return done
+}
+
+// said is the last text that a rank has written to stderr so far.
+func (o *outputs) said(rank int) []byte {
+	o.mu.Lock()
+	s := o.tails[rank]
+	o.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	s.tailMu.Lock()
+	defer s.tailMu.Unlock()
+	return bytes.Clone(s.tail)
 }
 
 // tail is the last text that a rank wrote to stderr, and whether it is also the last that stderr shows.

@@ -590,8 +590,8 @@ func (r *runner) failedBefore(e agentEvent) {
 	r.acct.Reason = ReasonFailed
 }
 
-// suspect spares the ranks that the job lost before it lost the one that has failed, and those that others blame for their failure, as
-// far as they have not ended yet: what we see may be what followed from the end of one of them.
+// suspect spares the ranks that the job lost before it lost the one that has failed, and those that others blame for their failure, and
+// those that have written why they fail, as far as they have not ended yet: what we see may be what followed from the end of one of them.
 func (r *runner) suspect() {
 	if r.failed < 0 || r.plan.OnFail == OnFailWait {
 		return
@@ -607,6 +607,7 @@ func (r *runner) suspect() {
 	for _, s := range state.suspicions {
 		maybe = append(maybe, s.Rank)
 	}
+	maybe = append(maybe, r.raisers()...)
 	for _, rank := range maybe {
 		if a := &r.acct.Ranks[rank]; a.PID != 0 && !a.done && !a.Lost {
 			if r.suspects == nil {

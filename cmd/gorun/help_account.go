@@ -50,7 +50,10 @@ const failuresHelp = `The rank that failed first, by time, is the cause: its exi
 N, is gorun's, and the last lines on stderr name it, its host and process, and what it
 wrote last; the others are told in one line. A rank fails by an exit code that is not 0 or
 by a signal that gorun did not send it. A rank that ended by itself is believed before
-one that failed because of it, whichever is gone first.
+one that failed because of it, whichever is gone first: by what ranks say of each other
+and, where they are no members of the job (PyTorch, JAX), by their last words on stderr: one
+that says "Connection closed by peer" is not the cause if another failed with an error
+of its own.
 
 --on-fail kill (the default) gives the other ranks 0.15 s to end by themselves, asks them to
 end (SIGTERM) and kills them after --kill-grace.

@@ -1,0 +1,76 @@
+package launcher
+
+import (
+	"bytes"
+	"slices"
+)
+
+// Ranks that are no members of the job, as those of PyTorch and JAX, say only on stderr why they fail; and one that closes its connections before it ends
+// (destroy_process_group in a finally, the end of an interpreter) is often gone after those that failed because of it. What they wrote tells them apart.
+
+// peerGone is how libraries say that the other end of a connection is gone.
+var peerGone = [][]byte{
+	[]byte("Connection closed by peer"), []byte("Connection reset by peer"), // Gloo; the words of ECONNRESET: PyTorch's store, MPICH
+	[]byte("Broken pipe"),
+	[]byte("Connection was likely closed"),                                    // PyTorch's store
+	[]byte("Connection closed by remote peer"), []byte("remote process exit"), // NCCL
+	[]byte("ncclRemoteError"),                                                       // NCCL
+	[]byte("Socket closed"), []byte("most likely indicates that another task died"), // JAX's coordinator
+}
+
+var traceback = []byte("Traceback (most recent call last)")
+
+// lastError is the end of what a rank wrote to stderr: from Python's last traceback on, else the last lines.
+func lastError(text []byte) []byte {
+	if at := bytes.LastIndex(text, traceback); at >= 0 {
+		return text[at:]
+	}
+	const lines = 10
+	text = bytes.TrimRight(text, "\r\n")
+	from := len(text)
+	for range lines {
+		if from = bytes.LastIndexByte(text[:from], '\n'); from < 0 {
+			return text
+		}
+	}
+	return text[from:]
+}
+
+// blamesPeer reports whether a rank says on stderr that it fails because another one is gone.
+func blamesPeer(text []byte) bool {
+	text = lastError(text)
+	return slices.ContainsFunc(peerGone, func(words []byte) bool { return bytes.Contains(text, words) })
+}
+
+// raised reports whether a rank has written a traceback that does not blame another.
+func raised(text []byte) bool {
+	return bytes.Contains(text, traceback) && !blamesPeer(text)
+}
+
+// wordsOrigin is the failed rank behind the first failure by what they wrote: where the first blames one that is gone, and another that failed then does not.
+func (a *Account) wordsOrigin(first *RankAccount) *RankAccount {
+	if !blamesPeer(first.tail) {
+		return first
+	}
+	origin := first
+	for i := range a.Ranks {
+		if r := &a.Ranks[i]; r.failedItself() && r.End.Sub(first.End) < originSpan && !blamesPeer(r.tail) && (origin == first || r.before(origin)) {
+			origin = r
+		}
+	}
+	return origin
+}
+
+// raisers are the living ranks that have written why they fail, where the one that failed first blames another: an interpreter takes its time to end.
+func (r *runner) raisers() []int {
+	if !blamesPeer(r.output.said(r.failed)) {
+		return nil
+	}
+	var ranks []int
+	for i := range r.acct.Ranks {
+		if !r.acct.Ranks[i].done && raised(r.output.said(i)) {
+			ranks = append(ranks, i)
+		}
+	}
+	return ranks
+}

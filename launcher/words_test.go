@@ -1,0 +1,82 @@
+package launcher
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+)
+
+const (
+	ownTraceback = `[W] an older line: Connection reset by peer
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+ValueError: bad shard 7
+`
+	peerTraceback = `Traceback (most recent call last):
+  File "train.py", line 8, in <module>
+RuntimeError: [pair.cc:598] Connection closed by peer [127.0.0.1]:1410
+`
+)
+
+func TestBlamesPeer(t *testing.T) {
+	for text, want := range map[string]bool{
+		"":                               false,
+		"cannot read shard 2\n":          false,
+		ownTraceback:                     false,
+		peerTraceback:                    true,
+		ownTraceback + peerTraceback:     true,
+		"recv: Connection reset by peer": true,
+		"a\nrecv: Broken pipe\n" + strings.Repeat("later\n", 9):       true,
+		"a\nrecv: Broken pipe\n" + strings.Repeat("much later\n", 10): false,
+	} {
+		if got := blamesPeer([]byte(text)); got != want {
+			t.Errorf("%q: got %t, want %t", text, got, want)
+		}
+	}
+}
+
+// What ranks wrote tells the cause where one that closes its connections first is gone last.
+func TestWordsOrigin(t *testing.T) {
+	said := func(r RankAccount, text string) RankAccount { r.tail = []byte(text); return r }
+	one, two := exitStatus{Code: 1}, exitStatus{Code: 2}
+	for _, c := range []struct {
+		name        string
+		ranks       []RankAccount
+		code, cause int
+	}{
+		{"the first blames a peer", []RankAccount{said(ended(0, 1, one, ""), peerTraceback), said(ended(1, 2, two, ""), ownTraceback), said(ended(2, 3, one, ""), peerTraceback)}, 2, 1},
+		{"two have reasons", []RankAccount{said(ended(0, 1, one, ""), peerTraceback), said(ended(1, 3, one, ""), ownTraceback), said(ended(2, 2, two, ""), ownTraceback)}, 2, 2},
+		{"the other says nothing", []RankAccount{said(ended(0, 1, one, ""), peerTraceback), ended(1, 2, two, "")}, 2, 1},
+		{"all blame a peer", []RankAccount{said(ended(0, 1, one, ""), peerTraceback), said(ended(1, 2, two, ""), peerTraceback)}, 1, 0},
+		{"the first has a reason", []RankAccount{said(ended(0, 1, one, ""), ownTraceback), ended(1, 2, two, "")}, 1, 0},
+		{"much later", []RankAccount{said(ended(0, 1, one, ""), peerTraceback), said(ended(1, 20000, two, ""), ownTraceback)}, 1, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := &Account{Reason: ReasonFailed, Ranks: c.ranks}
+			a.settle(0, 0)
+			if a.Code != c.code || a.Cause != c.cause {
+				t.Errorf("got code %d, cause %d, want %d, %d", a.Code, a.Cause, c.code, c.cause)
+			}
+		})
+	}
+}
+
+// A rank that has written why it fails is left alone until it ends, as an interpreter takes its time, where the one that is gone first blames another.
+func TestRaiserIsLeftAlone(t *testing.T) {
+	script := `case $GORUN_RANK in
+0) echo 'Traceback (most recent call last):
+RuntimeError: Connection closed by peer' >&2; exit 1;;
+1) trap 'exit 3' TERM; echo 'Traceback (most recent call last):
+ValueError: bad shard 7' >&2; touch raised; until grep -q '^State:.Z' /proc/$(cat pid0)/status; do sleep 0.01; done; sleep 0.6; exit 7;;
+2) exec sleep 1000;;
+esac`
+	script = startedTogether + strings.Replace(script, "0) ", "0) until [ -f raised ]; do sleep 0.01; done; ", 1)
+	p := planOf(t, Job{NP: 3}, script)
+	acct := Run(t.Context(), p, Options{start: func(context.Context, node.Config) (control, error) { return &fakeNode{}, nil }})
+	if want := "then: rank 0 exited with code 1; rank 2 ended by gorun (SIGTERM)\n"; acct.Code != 7 || acct.Cause != 1 || !strings.Contains(acct.Summary(), want) {
+		t.Errorf("code %d, cause %d, %q; want 7, 1, %q", acct.Code, acct.Cause, acct.Summary(), want)
+	}
+	nothingLeft(t, acct.Job)
+}
