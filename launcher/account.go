@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/procman"
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
@@ -32,12 +33,28 @@ type exitStatus struct {
 	Signal syscall.Signal // 0: it exited
 	Core   bool
 	OOM    bool // the kernel killed it, or a process of it, for lack of memory
+	MPI    procman.Departure
 }
 
-func (s exitStatus) ok() bool { return s.Code == 0 && s.Signal == 0 }
+func (s exitStatus) ok() bool {
+	return s.Code == 0 && s.Signal == 0 && !s.MPI.Aborted && !s.MPI.Unfinished && s.MPI.Fault == ""
+}
+
+// onlyUnfinished reports whether nothing is wrong but that MPI_Finalize was left out.
+func (s exitStatus) onlyUnfinished() bool {
+	return s.Code == 0 && s.Signal == 0 && !s.MPI.Aborted && s.MPI.Unfinished && s.MPI.Fault == ""
+}
 
 // code is what a shell would make of the status.
 func (s exitStatus) code() int {
+	switch m := s.MPI; {
+	case m.Aborted && m.Code != 0 && m.Code&0xff == 0:
+		return 1 // no exit code can be so large
+	case m.Aborted:
+		return m.Code & 0xff
+	case m.Fault != "" || s.onlyUnfinished():
+		return 1
+	}
 	if s.Signal != 0 {
 		return exitSignalBase + int(s.Signal)
 	}
@@ -46,6 +63,16 @@ func (s exitStatus) code() int {
 
 // String reads after the name of a rank: "exited with code 3", "was killed by SIGSEGV (core dumped)".
 func (s exitStatus) String() string {
+	switch {
+	case s.MPI.Aborted && s.MPI.Text != "":
+		return fmt.Sprintf("called MPI_Abort with code %d (%s)", s.MPI.Code, s.MPI.Text)
+	case s.MPI.Aborted:
+		return fmt.Sprintf("called MPI_Abort with code %d", s.MPI.Code)
+	case s.MPI.Fault != "":
+		return s.MPI.Fault
+	case s.onlyUnfinished():
+		return "exited with code 0 before MPI_Finalize"
+	}
 	t := "exited with code " + strconv.Itoa(s.Code)
 	if s.Signal != 0 {
 		t = "was killed by " + signalName(s.Signal)
@@ -141,6 +168,7 @@ type RankAccount struct {
 	Place *RankPlace `json:"place,omitempty"` // the CPUs that it was bound to, its GPU
 
 	status exitStatus
+	fell   time.Time // when it asked for the end of the job; zero: it did not
 	done   bool
 	order  int // 1 for the process that ended first
 	heard  int // 1 for the rank whose end the job heard of first; 0: it did not
@@ -168,28 +196,38 @@ const (
 // joined the job and did not say goodbye.
 func (r *RankAccount) lostSilently() bool { return r.done && r.status.ok() && r.Joined && !r.Left }
 
+// fallen is when the rank ended, or had asked for the end of the job.
+func (r *RankAccount) fallen() time.Time {
+	if !r.fell.IsZero() && r.fell.Before(r.End) {
+		return r.fell
+	}
+	return r.End
+}
+
 // before reports whether r ended before o did. A rank can see the end of another before that one's process is gone (the
 // goodbye of a rank that then exits with an error, a GPU that is slow to let go), fail, and be gone first: so what counts for ranks that had joined is
 // the order in which the job heard of it.
 func (r *RankAccount) before(o *RankAccount) bool {
-	if r.heard > 0 && o.heard > 0 && (r.heard < o.heard) != r.End.Before(o.End) {
+	if r.heard > 0 && o.heard > 0 && (r.heard < o.heard) != r.fallen().Before(o.fallen()) {
 		// The end of one that had not joined is all that there was to hear of it, and word from another host takes its time.
 		first, last := r, o
 		if o.heard < r.heard {
 			first, last = o, r
 		}
-		if first.Joined && first.End.Sub(last.End) < originSpan {
+		if first.Joined && first.fallen().Sub(last.fallen()) < originSpan {
 			return first == r
 		}
 	}
-	if !r.End.Equal(o.End) {
-		return r.End.Before(o.End)
+	if at, other := r.fallen(), o.fallen(); !at.Equal(other) {
+		return at.Before(other)
 	}
 	return r.order < o.order
 }
 
 // failedItself reports whether the rank ended badly, and not because gorun had asked it to.
-func (r *RankAccount) failedItself() bool { return r.done && !r.status.ok() && r.Stopped == "" }
+func (r *RankAccount) failedItself() bool {
+	return r.done && !r.status.ok() && (r.Stopped == "" || r.status.MPI.Aborted || r.status.MPI.Fault != "")
+}
 
 // originSpan is how long after a failure the rank that it follows from may end at the latest: lastRites, on a busy machine. Where ranks go on after a failure,
 // others may fail much later, for reasons of their own.
@@ -228,6 +266,7 @@ func (a *Account) origin(first *RankAccount) *RankAccount {
 // settle finds the first failure and the exit code. interrupt is the signal behind ReasonSignal, cannotRun the code for ReasonCannotRun.
 func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	a.Cause = -1
+	a.forgiveUnfinished()
 	var first *RankAccount
 	code := 0
 	for i := range a.Ranks {
@@ -291,6 +330,20 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	}
 }
 
+// forgiveUnfinished takes a job for done whose ranks have all ended by themselves with code 0, though some without MPI_Finalize: programs leave it out, and nobody
+// waited for them.
+func (a *Account) forgiveUnfinished() {
+	if a.Reason != ReasonFailed {
+		return
+	}
+	for i := range a.Ranks {
+		if r := &a.Ranks[i]; !r.done || r.Stopped != "" || !r.status.ok() && !r.status.onlyUnfinished() {
+			return
+		}
+	}
+	a.Reason = ReasonDone
+}
+
 // fate says how a rank ended.
 func (r *RankAccount) fate() string {
 	switch {
@@ -300,7 +353,9 @@ func (r *RankAccount) fate() string {
 		return "not started"
 	case !r.done:
 		return "did not end (pid " + strconv.Itoa(r.PID) + ")"
-	case r.Stopped != "" && (r.status.Signal != 0 || r.status.ok()):
+	case r.status.MPI.Aborted || r.status.MPI.Fault != "":
+		return r.status.String()
+	case r.Stopped != "" && (r.status.Signal != 0 || r.status.ok() || r.status.onlyUnfinished()):
 		return "ended by gorun (" + r.Stopped + ")"
 	}
 	return r.status.String()

@@ -42,15 +42,16 @@ type agentRank struct {
 	argv  []string
 	env   []string
 	dir   string
-	stdin int   // a descriptor of this process, duplicated into the rank
-	cpus  []int // that it may use; nil: all that this process may
+	stdin int      // a descriptor of this process, duplicated into the rank
+	cpus  []int    // that it may use; nil: all that this process may
+	mpi   *mpiRank // nil: it finds no process manager
 }
 
 // agentEvent is what an agent reports.
 type agentEvent struct {
 	kind    eventKind
 	host    int // index in the plan
-	rank    int // of rankFailed, rankExited
+	rank    int // of rankFailed, rankExited, rankAborted
 	pid     int
 	status  exitStatus
 	sent    syscall.Signal // of rankExited: the last signal to end it that it had been sent, 0: none
@@ -73,6 +74,7 @@ type eventKind uint8
 const (
 	rankFailed eventKind = iota + 1 // could not be started; no further rank is
 	rankExited
+	rankAborted // a rank asks for the end of the job: status.MPI says why. Its process has not ended yet
 	forksDone   // every rank was started, or none will be any more
 	keeperDied  // pid is the keeper's
 	sinkFailed  // stdout can't be written; of no host
@@ -249,6 +251,23 @@ func (a *agent) forkOne(i int) error {
 			return err
 		}
 	}
+	files := []uintptr{uintptr(r.stdin), uintptr(outW), uintptr(errW)}
+	if r.mpi != nil {
+		more, err := r.mpi.files()
+		if err != nil {
+			unix.Close(outR)
+			unix.Close(outW)
+			if !a.cfg.merge {
+				unix.Close(errR)
+				unix.Close(errW)
+			}
+			return err
+		}
+		for _, f := range more {
+			files = append(files, f.Fd())
+			defer f.Close()
+		}
+	}
 	start := time.Now()
 	a.mu.Lock()
 	a.forking, a.starting = i, i
@@ -256,7 +275,7 @@ func (a *agent) forkOne(i int) error {
 	pid, err := syscall.ForkExec(r.path, r.argv, &syscall.ProcAttr{
 		Dir:   r.dir,
 		Env:   r.env,
-		Files: []uintptr{uintptr(r.stdin), uintptr(outW), uintptr(errW)},
+		Files: files,
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	})
 	if a.cfg.onFork != nil {
@@ -378,6 +397,9 @@ func (a *agent) watch() {
 				// copy of the descriptor until it has called exec.
 				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, pidfd, nil)
 				unix.Close(pidfd)
+				if m := a.cfg.ranks[i].mpi; m != nil {
+					status.MPI = m.ended()
+				}
 				a.mu.Lock()
 				if !status.ok() && a.starting != i {
 					a.startingLives() // if it does not, it ended before this one: what is not watched yet can only be seen later

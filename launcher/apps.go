@@ -17,16 +17,17 @@ type App struct {
 	Dir     string
 	Env     []Setting // beside the job's, and over them
 	Device  string
+	MPI     string
 }
 
 // NewApp is the program of a job of which only what an app may have is set.
 func NewApp(j Job) App {
-	return App{NP: j.NP, Program: j.Program, Args: j.Args, Dir: j.Dir, Env: j.Env, Device: j.Device}
+	return App{NP: j.NP, Program: j.Program, Args: j.Args, Dir: j.Dir, Env: j.Env, Device: j.Device, MPI: j.MPI}
 }
 
 // job is the reverse of NewApp.
 func (a App) job() Job {
-	return Job{NP: a.NP, Program: a.Program, Args: a.Args, Dir: a.Dir, Env: a.Env, Device: a.Device}
+	return Job{NP: a.NP, Program: a.Program, Args: a.Args, Dir: a.Dir, Env: a.Env, Device: a.Device, MPI: a.MPI}
 }
 
 // PlanApp is one program of a plan. Its ranks follow those of the app before it.
@@ -35,6 +36,9 @@ type PlanApp struct {
 	Ranks   int    `json:"ranks"`         // how many run it
 	Dir     string `json:"dir,omitempty"` // their working directory, which was given for them; "": Plan.Dir
 
+	MPI string `json:"mpi,omitempty"` // the process manager that they find, MPIPMI or MPIPMIx; "": none
+
+	mpiOff  bool     // that is what the user wants
 	inherit []string // what those on the local host inherit, without what Env sets
 }
 
@@ -78,6 +82,9 @@ func (j Job) apps() ([]App, error) {
 		a.Env = slices.Concat(j.Env, a.Env)
 		if a.Device == "" {
 			a.Device = j.Device
+		}
+		if a.MPI == "" {
+			a.MPI = j.MPI
 		}
 	}
 	return apps, nil

@@ -82,6 +82,9 @@ type hostConfig struct {
 	masterPort bool // reserve a port for the job's meeting point; with several hosts it is one that they can reach
 	ranks      []agentRank
 	environ    func(rank int, job, control string, m meeting) []string
+	worlds     []agentwire.World // of MPI
+	hosts      []string          // names of all hosts, where there are worlds
+	universe   int               // how many ranks all hosts take, likewise
 	events     chan<- agentEvent
 	output     rankOutput
 	merge      bool // the ranks' stderr is their stdout
@@ -234,6 +237,9 @@ func (h *localHost) meet(m meeting) error {
 	for i := range h.cfg.ranks {
 		r := &h.cfg.ranks[i]
 		r.env = h.cfg.environ(r.rank, h.cfg.job, h.node.Control(), m)
+	}
+	if err := h.serveMPI(m); err != nil {
+		return err
 	}
 	var spare map[int]bool
 	if h.cfg.files {

@@ -55,8 +55,11 @@ type hostLook struct {
 func (h *localHost) look(ctx context.Context, size int) (*hostLook, error) {
 	found := &hostLook{standings: h.node.Standings()}
 	joined := map[int]bool{}
-	for _, s := range found.standings {
-		joined[s.Rank] = s.State == ""
+	for i := range found.standings {
+		s := &found.standings[i]
+		if joined[s.Rank] = s.State == ""; !joined[s.Rank] {
+			h.standing(s)
+		}
 	}
 	answers, cancel := context.WithTimeout(ctx, answerBound)
 	defer cancel()

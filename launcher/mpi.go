@@ -5,37 +5,155 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/pmi"
+	"github.com/gorun-dev/gorun/launcher/internal/procman"
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
-// MPINotes say which programs of a job of several ranks are linked with MPI, a line each: MPI_Init finds the other ranks through the process
-// manager that started them, and with none it makes a job of one rank, without an error. It touches no more than the programs' files on this host.
+// Values of Job.MPI: which process manager MPI_Init finds.
+const (
+	MPIAuto = "auto" // the one that the program's MPI library asks for, none if it is linked with none
+	MPIPMI  = "pmi"  // PMI 1: MPICH, Intel MPI, MVAPICH2
+	MPIPMIx = "pmix" // PMIx: Open MPI
+	MPIOff  = "off"
+)
+
+// mpiServers are the process managers that gorun can be.
+var mpiServers = map[string]func(procman.World) (procman.Server, error){
+	MPIPMI: pmi.Serve,
+}
+
+// planMPI decides what MPI_Init finds in the ranks of each app.
+func (p *Plan) planMPI(apps []App) error {
+	for i := range p.Apps {
+		a := &p.Apps[i]
+		choice := apps[i].MPI
+		if choice == "" {
+			choice = MPIAuto
+		}
+		switch choice {
+		case MPIOff:
+			a.mpiOff = true
+			continue
+		case MPIAuto:
+			if choice = mpiDialect(p.Programs[a.Program].MPI); choice == "" || mpiServers[choice] == nil || p.hasPMI(i) {
+				continue
+			}
+		default:
+			if mpiServers[choice] == nil {
+				return usagef("--mpi %s: gorun does not speak it", choice)
+			}
+		}
+		a.MPI = choice
+	}
+	return nil
+}
+
+// mpiDialect is the process manager that programs ask for which are linked with a library; "": none that is known.
+func mpiDialect(library string) string {
+	stem, version, _ := strings.Cut(library, ".so")
+	major, err := strconv.Atoi(strings.Split(strings.TrimPrefix(version, "."), ".")[0])
+	switch {
+	case strings.HasPrefix(stem, "libmpich"):
+		return MPIPMI
+	case err != nil || stem == "libmpi_abi": // which implementation it is cannot be told from the name
+		return ""
+	case major >= 20: // Open MPI 2 and later
+		return MPIPMIx
+	case major == 12: // what MPICH and those made of it have agreed on
+		return MPIPMI
+	}
+	return ""
+}
+
+// MPINotes say which programs of a job of several ranks are linked with MPI although gorun cannot tell their ranks of each other, a line each: MPI_Init
+// then makes a job of one rank, without an error.
 func (p *Plan) MPINotes() []string {
 	var notes []string
 	if len(p.Ranks) < 2 {
 		return nil // to be alone is right
 	}
-	for i, prog := range p.Programs {
-		if prog.Path == "" || p.hasPMI(i) {
+	told := map[int]bool{}
+	for i, a := range p.Apps {
+		prog := p.Programs[a.Program]
+		if prog.MPI == "" || a.MPI != "" || a.mpiOff || told[a.Program] || p.hasPMI(i) {
 			continue
 		}
-		if lib := mpiLibrary(prog.Path); lib != "" {
-			notes = append(notes, fmt.Sprintf("%s is linked with MPI (%s): gorun does not speak PMI, each rank would be alone, rank 0 of 1; start it with mpirun", shellQuote(prog.Name), lib))
-		}
+		told[a.Program] = true
+		notes = append(notes, fmt.Sprintf("%s is linked with MPI (%s): %s, each rank would be alone, rank 0 of 1; start it with its own mpirun", shellQuote(prog.Name), prog.MPI, unserved(prog.MPI)))
 	}
 	return notes
 }
 
-// hasPMI reports whether ranks of a program are given a process manager's variables: the user has kept them.
-func (p *Plan) hasPMI(program int) bool {
+// unserved says why programs that are linked with a library find no process manager.
+func unserved(library string) string {
+	if mpiDialect(library) == MPIPMIx {
+		return "gorun does not speak PMIx"
+	}
+	return "gorun does not know which process manager it asks for (--mpi)"
+}
+
+// hasPMI reports whether ranks of an app are given a process manager's variables: the user has kept them.
+func (p *Plan) hasPMI(app int) bool {
 	pmi := func(kv string) bool {
 		return slices.ContainsFunc([]string{"PMI_RANK", "PMI_FD", "PMI_PORT", "PMIX_RANK", "PMIX_NAMESPACE"}, func(name string) bool { return isVar(kv, name) })
 	}
+	a := p.Apps[app]
 	return slices.ContainsFunc(p.Ranks, func(r PlanRank) bool {
-		a := p.Apps[r.App]
-		return a.Program == program && (slices.ContainsFunc(r.Env, pmi) ||
+		return r.App == app && (slices.ContainsFunc(r.Env, pmi) ||
 			p.Hosts[r.Host].Local && slices.ContainsFunc(a.inherit, pmi) || !p.Hosts[r.Host].Local && slices.ContainsFunc(p.Remote.Forward, pmi))
 	})
+}
+
+// mpiWorlds are the worlds of a job's ranks: those that find the same process manager make one.
+func (p *Plan) mpiWorlds() []agentwire.World {
+	var worlds []agentwire.World
+	first := 0
+	for i, a := range p.Apps {
+		if a.MPI != "" {
+			at := slices.IndexFunc(worlds, func(w agentwire.World) bool { return w.Dialect == a.MPI })
+			if at < 0 {
+				at = len(worlds)
+				worlds = append(worlds, agentwire.World{Dialect: a.MPI})
+			}
+			worlds[at].Runs = append(worlds[at].Runs, agentwire.Run{First: first, Ranks: a.Ranks, App: i})
+		}
+		first += a.Ranks
+	}
+	return worlds
+}
+
+// universe is how many ranks the hosts take.
+func (p *Plan) universe() int {
+	n := 0
+	for _, h := range p.Hosts {
+		n += h.Slots
+	}
+	return max(n, len(p.Ranks))
+}
+
+// writeMPI says which ranks find a process manager.
+func (p *Plan) writeMPI(b *strings.Builder) {
+	for _, w := range p.mpiWorlds() {
+		var ranks []int
+		var why []string
+		for _, r := range w.Runs {
+			ranks = append(ranks, rankRange(r.First, r.Ranks)...)
+			prog := p.Programs[p.Apps[r.App].Program]
+			text := shellQuote(prog.Name) + " is linked with " + prog.MPI
+			if prog.MPI == "" {
+				text = "--mpi " + w.Dialect
+			}
+			if !slices.Contains(why, text) {
+				why = append(why, text)
+			}
+		}
+		fmt.Fprintf(b, "mpi        %s for %s: %s\n", w.Dialect, rankenv.RankText(ranks), strings.Join(why, ", "))
+	}
 }
 
 // mpiLibrary is the first MPI library that an executable needs, as its dynamic section names it: libmpi.so.40, libmpich.so.12, libmpi_mpifh.so.40;

@@ -1,13 +1,18 @@
 package launcher
 
 import (
+	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 )
 
 // needing makes an executable that needs a library of the given name, and says its path.
@@ -25,59 +30,118 @@ func needing(t *testing.T, gcc, dir, name, lib string) string {
 	return filepath.Join(dir, name)
 }
 
-func TestMPINotes(t *testing.T) {
-	gcc, err := exec.LookPath("gcc")
-	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("gcc is missing, and GORUN_CI=1 demands it")
-		}
-		t.Skip("gcc is missing: it builds the programs that this test looks at")
-	}
+// The process manager that ranks find, and what is said where they find none.
+func TestMPIChoice(t *testing.T) {
+	gcc := toolFor(t, "gcc")
 	dir := t.TempDir()
-	open := Program{Name: "./open", Path: needing(t, gcc, dir, "open", "libmpi.so.40")}
-	mpich := Program{Name: "./mpi ch", Path: needing(t, gcc, dir, "mpich", "libmpich.so.12")}
-	integers := Program{Name: "./integers", Path: needing(t, gcc, dir, "integers", "libmpir.so.23")}
-	write(t, dir+"/script", "#!/bin/sh\n: libmpi.so.40\n", 0o755)
-	script := Program{Name: "./script", Path: dir + "/script"}
+	made := map[string]Program{}
+	for _, lib := range []string{"libmpi.so.1", "libmpich.so.10", "libmpi.so.12", "libmpifort.so.12", "libmpir.so.23", "libmpi.so.40", "libmpi_abi.so.0"} {
+		file := needing(t, gcc, dir, "with "+lib, lib)
+		prog, err := FindProgram(file, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		made[lib] = prog
+	}
+	write(t, dir+"/script", "#!/bin/sh\n: libmpi.so.12\n", 0o755)
+	script, err := FindProgram(dir+"/script", "")
+	if err != nil {
+		t.Fatal(err)
+	}
 	pipe := Program{Name: "./pipe", Path: dir + "/pipe"}
 	if err := syscall.Mkfifo(pipe.Path, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	const does = ": gorun does not speak PMI, each rank would be alone, rank 0 of 1; start it with mpirun"
-	app := func(np int, p Program, env ...Setting) App { return App{NP: np, Program: p.Name, Env: env} }
+	pipe.MPI = mpiLibrary(pipe.Path)
+	all := append(slices.Collect(maps.Values(made)), script, pipe)
+	alone := func(lib string) string {
+		return fmt.Sprintf("'%s/with %s' is linked with MPI (%s): gorun does not know which process manager it asks for (--mpi), each rank would be alone, rank 0 of 1; start it with its own mpirun", dir, lib, lib)
+	}
+	app := func(np int, p Program, mpi string, env ...Setting) App {
+		return App{NP: np, Program: p.Name, Env: env, MPI: mpi}
+	}
+	keep := true
+	outer := []string{"PMI_RANK=0", "PMI_SIZE=2"}
 	for _, c := range []struct {
-		name     string
-		apps     []App
-		programs []Program
-		job      Job
-		environ  []string
-		want     []string
+		name    string
+		apps    []App
+		job     Job
+		environ []string
+		want    []string // of the apps
+		worlds  []agentwire.World
+		notes   []string
 	}{
-		{name: "linked", apps: []App{app(2, open)}, programs: []Program{open}, want: []string{"./open is linked with MPI (libmpi.so.40)" + does}},
-		{name: "on hosts", apps: []App{app(2, open)}, programs: []Program{open}, job: Job{Hosts: []Host{{Name: "a", Addr: "a"}, {Name: "b", Addr: "b"}}},
-			want: []string{"./open is linked with MPI (libmpi.so.40)" + does}},
-		{name: "of several each", apps: []App{app(1, open), app(1, script), app(1, mpich)}, programs: []Program{open, script, mpich},
-			want: []string{"./open is linked with MPI (libmpi.so.40)" + does, "'./mpi ch' is linked with MPI (libmpich.so.12)" + does}},
-		{name: "one rank is alone", apps: []App{app(1, open)}, programs: []Program{open}},
-		{name: "another library", apps: []App{app(2, integers)}, programs: []Program{integers}},
-		{name: "a script", apps: []App{app(2, script)}, programs: []Program{script}},
-		{name: "a pipe", apps: []App{app(2, pipe)}, programs: []Program{pipe}},
-		{name: "a Go package", apps: []App{app(2, Program{Name: "./go"})}, programs: []Program{{Name: "./go", GoDir: dir}}},
-		{name: "a process manager's variables are kept", apps: []App{app(2, open, Setting{Name: "PMI_RANK", Inherit: true})}, programs: []Program{open}, environ: []string{"PMI_RANK=0", "PMI_SIZE=2"}},
-		{name: "or set", apps: []App{app(2, open, Setting{Name: "PMIX_RANK", Value: "0"})}, programs: []Program{open}},
-		{name: "but taken away", apps: []App{app(2, open)}, programs: []Program{open}, environ: []string{"PMI_RANK=0", "PMI_SIZE=2"},
-			want: []string{"./open is linked with MPI (libmpi.so.40)" + does}},
+		{name: "MPICH", apps: []App{app(2, made["libmpich.so.10"], "")}, want: []string{"pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}},
+		{name: "its common name", apps: []App{app(2, made["libmpi.so.12"], "auto")}, want: []string{"pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}},
+		{name: "Fortran", apps: []App{app(1, made["libmpifort.so.12"], "")}, want: []string{"pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 1, App: 0}}}}},
+		{name: "off", apps: []App{app(2, made["libmpi.so.12"], "off")}, want: []string{""}},
+		{name: "off for the job", apps: []App{app(2, made["libmpi.so.12"], "")}, job: Job{MPI: "off"}, want: []string{""}},
+		{name: "too old", apps: []App{app(2, made["libmpi.so.1"], "")}, want: []string{""}, notes: []string{alone("libmpi.so.1")}},
+		{name: "of no name", apps: []App{app(2, made["libmpi_abi.so.0"], "")}, want: []string{""}, notes: []string{alone("libmpi_abi.so.0")}},
+		{name: "one rank is alone", apps: []App{app(1, made["libmpi.so.1"], "")}, want: []string{""}},
+		{name: "too old, and off", apps: []App{app(2, made["libmpi.so.1"], "off")}, want: []string{""}},
+		{name: "long integers", apps: []App{app(2, made["libmpir.so.23"], "")}, want: []string{""}},
+		{name: "a script", apps: []App{app(2, script, "")}, want: []string{""}},
+		{name: "a pipe", apps: []App{app(2, pipe, "")}, want: []string{""}},
+		{name: "a script with", apps: []App{app(2, script, "pmi")}, want: []string{"pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}},
+		{name: "on hosts", apps: []App{app(2, made["libmpi.so.1"], "")}, job: Job{Hosts: []Host{{Name: "a", Addr: "a"}, {Name: "b", Addr: "b"}}}, want: []string{""}, notes: []string{alone("libmpi.so.1")}},
+		{name: "several", apps: []App{app(1, made["libmpi.so.12"], ""), app(2, script, ""), app(3, script, "pmi"), app(1, made["libmpi.so.1"], ""), app(1, made["libmpi.so.1"], "")},
+			want:   []string{"pmi", "", "pmi", "", ""},
+			worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 1, App: 0}, {First: 3, Ranks: 3, App: 2}}}}, notes: []string{alone("libmpi.so.1")}},
+		{name: "variables are kept", apps: []App{app(2, made["libmpi.so.12"], "", Setting{Name: "PMI_RANK", Inherit: true})}, environ: outer, want: []string{""}},
+		{name: "all are", apps: []App{app(2, made["libmpi.so.12"], "")}, job: Job{KeepLauncherEnv: &keep}, environ: outer, want: []string{""}},
+		{name: "or set", apps: []App{app(2, made["libmpi.so.12"], "", Setting{Name: "PMIX_RANK", Value: "0"})}, want: []string{""}},
+		{name: "are kept by one", apps: []App{app(1, made["libmpi.so.12"], "", Setting{Name: "PMI_RANK", Inherit: true}), app(1, made["libmpi.so.12"], "")}, environ: outer,
+			want: []string{"", "pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 1, Ranks: 1, App: 1}}}}},
+		{name: "but pmi is wanted", apps: []App{app(2, made["libmpi.so.12"], "pmi")}, job: Job{KeepLauncherEnv: &keep}, environ: outer, want: []string{"pmi"},
+			worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}},
+		{name: "are taken away", apps: []App{app(2, made["libmpi.so.12"], "")}, environ: outer, want: []string{"pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			job := c.job
 			job.Apps = c.apps
-			p, err := job.Plan(Facts{Programs: c.programs, Host: "here", Dir: dir, Environ: c.environ})
+			var programs []Program
+			for _, a := range c.apps {
+				i := slices.IndexFunc(all, func(p Program) bool { return p.Name == a.Program })
+				programs = append(programs, all[i])
+			}
+			p, err := job.Plan(Facts{Programs: programs, Host: "here", Dir: dir, Environ: c.environ})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(c.want, p.MPINotes()); diff != "" {
-				t.Errorf("notes (-want +got):\n%s", diff)
+			var got []string
+			for _, a := range p.Apps {
+				got = append(got, a.MPI)
+			}
+			if diff := cmp.Diff(got, c.want); diff != "" {
+				t.Errorf("process managers (-got +want):\n%s", diff)
+			}
+			if diff := cmp.Diff(p.mpiWorlds(), c.worlds); diff != "" {
+				t.Errorf("worlds (-got +want):\n%s", diff)
+			}
+			if diff := cmp.Diff(p.MPINotes(), c.notes); diff != "" {
+				t.Errorf("notes (-got +want):\n%s", diff)
 			}
 		})
+	}
+}
+
+// toolFor is the path of a program that a test needs.
+func toolFor(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil && os.Getenv("GORUN_CI") == "1" {
+		t.Fatalf("%s is missing, and GORUN_CI=1 demands it", name)
+	}
+	if err != nil {
+		t.Skipf("%s is missing: it builds the programs of this test", name)
+	}
+	return path
+}
+
+func TestWithoutManagers(t *testing.T) {
+	env := []string{"PMI_RANK=1", "PATH=/bin", "PMI2_X=", "PMIX_NAMESPACE=n", "PMIX_MCA_gds=hash", "PMI_DEBUG=1", "MPI_LOCALNRANKS=2", "OMPI_COMM_WORLD_RANK=1", "OMPI_MCA_btl=tcp", "PMIRANK=1"}
+	if diff := cmp.Diff(withoutManagers(env), []string{"PATH=/bin", "PMIX_MCA_gds=hash", "PMI_DEBUG=1", "OMPI_MCA_btl=tcp", "PMIRANK=1"}); diff != "" {
+		t.Errorf("-got +want:\n%s", diff)
 	}
 }

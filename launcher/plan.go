@@ -148,6 +148,9 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	}
 	p.planRanks(on, apps, f, settings)
 	p.planInherited(j, f, settings)
+	if err := p.planMPI(apps); err != nil {
+		return nil, err
+	}
 	if err := p.placeLocal(f.Machine); err != nil {
 		return nil, err
 	}
@@ -607,6 +610,7 @@ func (p *Plan) Write(w io.Writer) error {
 		fmt.Fprintf(&b, "removed    %s\n", strings.Join(p.Removed, " "))
 	}
 	p.writeSurroundings(&b)
+	p.writeMPI(&b)
 	p.Remote.write(&b)
 	fmt.Fprintf(&b, "at launch  %s\n", strings.Join(AtLaunch, " "))
 	for _, r := range p.Ranks {

@@ -29,6 +29,7 @@ type Program struct {
 	Name  string `json:"name"`             // as the user wrote it; argv[0]
 	Path  string `json:"path"`             // the file to execute; "" with GoDir until it is built, and where only other hosts may have it
 	GoDir string `json:"go_dir,omitempty"` // the directory of a Go main package, to be built first
+	MPI   string `json:"mpi,omitempty"`    // the first MPI library that it is linked with: libmpich.so.12
 
 	scratch string // a directory made for the build, to be removed after the run
 }
@@ -65,6 +66,7 @@ func FindProgram(name, path string) (Program, error) {
 				if p.Path, err = filepath.Abs(file); err != nil {
 					return p, &StartError{Code: ExitNotFound, Msg: "run " + shellQuote(file), Err: err}
 				}
+				p.MPI = mpiLibrary(p.Path)
 				return p, nil
 			}
 			if errors.Is(err, fs.ErrPermission) && denied == nil {
@@ -111,7 +113,7 @@ func FindProgram(name, path string) (Program, error) {
 		}
 		return p, e
 	}
-	p.Path = full
+	p.Path, p.MPI = full, mpiLibrary(full)
 	return p, nil
 }
 

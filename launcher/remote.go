@@ -181,7 +181,14 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 		h.know(x.State)
 		h.travel(x.After)
 		report(agentEvent{kind: rankExited, rank: x.Rank, pid: x.PID, at: h.at(x.After), sent: syscall.Signal(x.Sent),
-			status: exitStatus{Code: x.Code, Signal: syscall.Signal(x.Signal), Core: x.Core, OOM: x.OOM}})
+			status: exitStatus{Code: x.Code, Signal: syscall.Signal(x.Signal), Core: x.Core, OOM: x.OOM, MPI: x.MPI}})
+	case m.Aborted != nil:
+		x := m.Aborted
+		if !h.running[x.Rank] {
+			return fmt.Errorf("its agent reports that rank %d ends the job, which does not run there", x.Rank)
+		}
+		h.travel(x.After)
+		report(agentEvent{kind: rankAborted, rank: x.Rank, at: h.at(x.After), status: exitStatus{MPI: x.MPI}})
 	case m.KeeperDied != nil:
 		report(agentEvent{kind: keeperDied, pid: m.KeeperDied.PID})
 	case m.AgentFailed != nil:

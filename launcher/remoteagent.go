@@ -302,6 +302,7 @@ func (s *agentServer) prepare() error {
 		}
 		cfg.ranks = append(cfg.ranks, ar)
 	}
+	cfg.worlds, cfg.hosts, cfg.universe = j.Worlds, j.Hosts.Unpack(), j.Universe
 	cfg.files = s.files.any()
 	if cfg.keeper, s.files.keeper = s.files.keeper, nil; cfg.keeper == nil {
 		if cfg.keeper, err = keeper.StartIn(keeper.Job{ID: j.Job, Node: j.Node}, s.session); err != nil {
@@ -585,10 +586,12 @@ func (s *agentServer) event(e agentEvent) {
 		s.closeReadFDs() // the ranks' alone: their ends are seen
 	case rankExited:
 		s.nEnded++
-		m.Exited = &agentwire.Exited{Rank: e.rank, PID: e.pid, Code: e.status.Code, Signal: int(e.status.Signal), Core: e.status.Core, OOM: e.status.OOM, Sent: int(e.sent), After: e.at.Sub(s.began)}
+		m.Exited = &agentwire.Exited{Rank: e.rank, PID: e.pid, Code: e.status.Code, Signal: int(e.status.Signal), Core: e.status.Core, OOM: e.status.OOM, Sent: int(e.sent), After: e.at.Sub(s.began), MPI: e.status.MPI}
 		if s.job.Node == 0 {
 			m.Exited.State = s.state()
 		}
+	case rankAborted:
+		m.Aborted = &agentwire.Aborted{Rank: e.rank, After: e.at.Sub(s.began), MPI: e.status.MPI}
 	case keeperDied:
 		m.KeeperDied = &agentwire.KeeperDied{PID: e.pid}
 	case agentFailed:

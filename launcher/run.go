@@ -275,7 +275,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		nodes: node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Ports: [2]int{p.Remote.PortFrom, p.Remote.PortTo}, Confirm: r.confirm, Lazy: nodeLazy,
 			Probe: func(nonce []byte) []byte { return proof(key, index, nonce) }},
 		// The first rank is on host 0, as hosts are numbered by their first ranks.
-		masterPort: index == p.Ranks[0].Host, ranks: ranks,
+		masterPort: index == p.Ranks[0].Host, ranks: ranks, worlds: p.mpiWorlds(), hosts: p.hostNames(), universe: p.universe(),
 		environ: func(rank int, job, control string, m meeting) []string {
 			return onInterface(p.environ(&p.Ranks[rank], p.atLaunch(job, control, m.addr, m.port)), m.iface)
 		},
@@ -447,6 +447,8 @@ func (r *runner) event(e agentEvent) {
 		r.brought(e.host)
 	case rankExited:
 		r.exited(e)
+	case rankAborted:
+		r.aborted(e)
 	case keeperDied:
 		text := fmt.Sprintf("the keeper (pid %d) died: the job was ended, for nothing would have ended it if gorun were killed", e.pid)
 		if len(r.hosts) > 1 {
@@ -655,6 +657,9 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 	}
 	r.sequence = signals
 	switch {
+	case why == ReasonFailed && r.failed >= 0 && r.acct.Ranks[r.failed].status.onlyUnfinished():
+		// Programs leave out MPI_Finalize: if all do, they may end.
+		r.next = time.After(lastRites)
 	case why == ReasonFailed && r.plan.KillGrace > 0:
 		r.hosts[0].refresh()
 		r.next = time.After(lastWords)

@@ -218,3 +218,6 @@ func age(d time.Duration) string {
 	}
 	return fmt.Sprintf("%.0f s", d.Seconds())
 }
+
+// Runs are ranks, in ascending order, as Wait.Members has them.
+func Runs(ranks []int) []server.Run { return server.RunsOf(ranks) }

@@ -110,6 +110,7 @@ func helpTopics() []helpTopic {
 		{"hosts", "how hosts are given, reached and filled", func() string { return hostsHelp }},
 		{"environment", "variables that gorun sets and reads", environmentHelp},
 		{"job-file", "the form of a job file", jobFileHelp},
+		{"mpi", "programs with MPI: MPICH, Intel MPI, MVAPICH2", func() string { return mpiHelp }},
 		{"output", "what becomes of the ranks' output, and who reads stdin", func() string { return outputHelp }},
 		{"placement", "which CPUs and GPUs ranks get", func() string { return placementHelp }},
 		{"report", "what --report writes", func() string { return reportHelp }},
@@ -217,8 +218,7 @@ over (--keep-launcher-env keeps it, -x NAME keeps one):
 	}
 	b.WriteString(line + `
 
-gorun does not speak PMI: an MPI program (MPI_Init) needs mpirun. Started by gorun each
-of its ranks would be alone, rank 0 of 1; gorun says so if it is linked with libmpi.
+What ranks of MPI programs get beside these: help mpi.
 `)
 	return b.String()
 }

@@ -78,7 +78,7 @@ func (w *waits) begin(id uint64, q *store.Request) {
 			wait.What = fmt.Sprintf("%s #%d of group %s", word, q.Gen, q.Name)
 		}
 		wait.Group = fmt.Sprintf("%s %d %d", q.Name, q.Opening, q.Gen)
-		wait.Members = runsOf(q.Ranks)
+		wait.Members = RunsOf(q.Ranks)
 	default:
 		return
 	}
@@ -108,8 +108,8 @@ func (w *waits) list() []Wait {
 	return all
 }
 
-// runsOf writes ranks as runs; nil of nil.
-func runsOf(ranks []int) []Run {
+// RunsOf writes ranks as runs; nil of nil.
+func RunsOf(ranks []int) []Run {
 	var runs []Run
 	for _, r := range ranks {
 		if n := len(runs); n > 0 && runs[n-1][0]+runs[n-1][1] == r {

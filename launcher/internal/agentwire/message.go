@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/placement"
+	"github.com/gorun-dev/gorun/launcher/internal/procman"
 )
 
 // Protocol is the version of all that is said here. Both sides have the same, or they do not talk.
@@ -47,6 +48,7 @@ type Message struct {
 	Started     *Started    `json:",omitempty"`
 	RankFailed  *RankFailed `json:",omitempty"`
 	Exited      *Exited     `json:",omitempty"`
+	Aborted     *Aborted    `json:",omitempty"`
 	KeeperDied  *KeeperDied `json:",omitempty"`
 	AgentFailed *Text       `json:",omitempty"`
 	Met         *Text       `json:",omitempty"` // the host's node has met all others, or why not
@@ -117,7 +119,19 @@ type Prepare struct {
 	BindTo     string        // what ranks are bound to; "": the host's choice
 	HideGPUs   bool          // show each rank a GPU of its own
 	Items      []Item        // files that the ranks need
+	Worlds     []World       `json:",omitempty"` // of MPI
+	Hosts      Strings       `json:",omitempty"` // names of all hosts, where there are Worlds
+	Universe   int           `json:",omitempty"` // how many ranks all hosts take, likewise
 }
+
+// World is the ranks of the job that make one MPI_COMM_WORLD, and how they find each other.
+type World struct {
+	Dialect string
+	Runs    []Run
+}
+
+// Run is ranks with consecutive numbers that run the same of the job's programs.
+type Run struct{ First, Ranks, App int }
 
 // Program is what ranks run.
 type Program struct {
@@ -260,6 +274,15 @@ type Exited struct {
 	Sent                    int           // the last signal to end it that it had been sent before, 0: none
 	After                   time.Duration // since Start came
 	State                   *State        `json:",omitempty"` // on host 0
+
+	MPI procman.Departure `json:",omitzero"`
+}
+
+// Aborted says that a rank asks for the end of the job, and that its process had not ended then.
+type Aborted struct {
+	Rank  int
+	After time.Duration // since Start came
+	MPI   procman.Departure
 }
 
 // KeeperDied is the end of the host's keeper.
@@ -303,7 +326,7 @@ func Decode(b []byte) (*Message, error) {
 	}
 	n := 0
 	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Pause != nil, m.Bye != nil,
-		m.Prepared != nil, m.Failed != nil, m.Want != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
+		m.Prepared != nil, m.Failed != nil, m.Want != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.Aborted != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
 		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinAsk != nil, m.StdinWanted != nil, m.Log != nil, m.Ping != nil,
 		m.Check != nil, m.Listen != nil, m.Listening != nil, m.Move != nil, m.Moved != nil, m.Reach != nil, m.Checked != nil, m.Reached != nil, m.Clock != nil, m.Look != nil, m.Looked != nil} {
 		if set {

@@ -1,0 +1,114 @@
+package launcher
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/procman"
+)
+
+// mpiRank is a rank that finds a process manager.
+type mpiRank struct {
+	server procman.Server
+	rank   int // in its world
+}
+
+func (m *mpiRank) files() ([]*os.File, error) { return m.server.Files(m.rank) }
+
+func (m *mpiRank) ended() procman.Departure { return m.server.Ended(m.rank) }
+
+// serveMPI starts the process managers that ranks of this host are to find.
+func (h *localHost) serveMPI(m meeting) error {
+	for _, of := range h.cfg.worlds {
+		w, err := h.mpiWorld(of, m)
+		if err != nil {
+			return err
+		}
+		local := w.Local()
+		if len(local) == 0 {
+			continue
+		}
+		serve := mpiServers[of.Dialect]
+		if serve == nil {
+			return fmt.Errorf("process manager %q is not known", of.Dialect)
+		}
+		server, err := serve(*w)
+		if err != nil {
+			return err
+		}
+		h.later(func() { server.Close() })
+		for _, rank := range local {
+			i := slices.IndexFunc(h.cfg.ranks, func(r agentRank) bool { return r.rank == w.Ranks[rank] })
+			r := &h.cfg.ranks[i]
+			r.mpi = &mpiRank{server, rank}
+			r.env = append(withoutManagers(r.env), server.Environ(rank)...)
+		}
+	}
+	return nil
+}
+
+// mpiWorld is a world as its process manager on this host has it.
+func (h *localHost) mpiWorld(of agentwire.World, m meeting) (*procman.World, error) {
+	nodeOf := h.cfg.nodes.NodeOf
+	w := &procman.World{Job: h.cfg.job, Host: h.cfg.nodes.Node, Hosts: h.cfg.hosts, Universe: h.cfg.universe, Interface: m.iface, Exchange: h.node.Exchange}
+	for _, run := range of.Runs {
+		if run.First < 0 || run.Ranks < 0 || run.First > len(nodeOf)-run.Ranks {
+			return nil, fmt.Errorf("process manager for %d ranks from %d, of %d", run.Ranks, run.First, len(nodeOf))
+		}
+		for rank := run.First; rank < run.First+run.Ranks; rank++ {
+			w.Ranks, w.HostOf, w.AppOf = append(w.Ranks, rank), append(w.HostOf, nodeOf[rank]), append(w.AppOf, run.App)
+		}
+	}
+	if manyHosts(nodeOf) {
+		at := h.cfg.nodes.Bind.Addr()
+		if h.cfg.nodes.Advertise.IsValid() {
+			at = h.cfg.nodes.Advertise
+		}
+		w.Addr = at.Unmap().String()
+	}
+	w.End = func(rank int, why procman.Departure) {
+		h.agent.report(agentEvent{kind: rankAborted, rank: w.Ranks[rank], status: exitStatus{MPI: why}, at: time.Now()})
+	}
+	return w, nil
+}
+
+// withoutManagers is the environment of a rank without what another process manager left in it: where gorun runs under mpirun or srun and the user keeps
+// their variables, MPI_Init would find two. Settings stay.
+func withoutManagers(env []string) []string {
+	return slices.DeleteFunc(env, func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		if name == "PMI_DEBUG" || strings.HasPrefix(name, "PMIX_MCA_") {
+			return false
+		}
+		return slices.ContainsFunc([]string{"PMI_", "PMI2_", "PMIX_", "MPI_LOCAL", "OMPI_COMM_WORLD_"}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	})
+}
+
+// standing says of a rank that has not joined the job what its process manager knows, if it has one.
+func (h *localHost) standing(s *node.Standing) {
+	for i := range h.cfg.ranks {
+		if r := &h.cfg.ranks[i]; r.rank == s.Rank && r.mpi != nil {
+			found := r.mpi.server.Standing(r.mpi.rank)
+			s.State, s.Waits = found.State, found.Waits
+		}
+	}
+}
+
+// aborted takes note that a rank asks for the end of the job, or says to its process manager what it does not understand. Its process may live on.
+func (r *runner) aborted(e agentEvent) {
+	a := &r.acct.Ranks[e.rank]
+	if a.done || r.ending {
+		return // what it ends with tells
+	}
+	a.status.MPI, a.fell = e.status.MPI, e.at
+	if r.failed < 0 {
+		r.failed, r.acct.Reason = e.rank, ReasonFailed
+	}
+	r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
+}
