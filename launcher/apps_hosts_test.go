@@ -13,6 +13,7 @@ import (
 // Two programs of the same file name, and one that only the second host has, on two hosts: each host gets and looks for what its own
 // ranks run.
 func TestAppsOnHosts(t *testing.T) {
+	beside(t)
 	h := stageHosts(t, 2, testhosts.Options{})
 	dir := t.TempDir()
 	const say = "#!/bin/sh\necho $GORUN_RANK/$GORUN_SIZE $GORUN_APP $(hostname) $0 $(pwd) $PWD $WORD$ALL $*\n"

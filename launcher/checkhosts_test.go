@@ -169,7 +169,8 @@ func (c *checked) faults(host int, stops bool) string {
 }
 
 func TestCheckHosts(t *testing.T) {
-	h := testhosts.New(t, 5, testhosts.Options{})
+	t.Parallel()
+	h := newHosts(t, 5, testhosts.Options{})
 	all := "h1,h2,h3,h4,h5"
 	t.Run("well", func(t *testing.T) {
 		for _, sent := range []bool{true, false} {

@@ -14,7 +14,8 @@ import (
 
 // Over ssh: restarts, and ends of jobs that are here and there.
 func TestHostsFailures(t *testing.T) {
-	h := testhosts.New(t, 2, testhosts.Options{})
+	t.Parallel()
+	h := newHosts(t, 2, testhosts.Options{})
 	haveAgent(t, h)
 	t.Run("restart after a lost host", func(t *testing.T) {
 		j := newHostsJob(t, h, 1, "--restarts", "1", "sh", "-c", `[ $GORUN_RESTART = 1 ] && { echo again $GORUN_RANK; exit 0; }; `+rankScript).start()

@@ -88,7 +88,7 @@ func noMarks(t *testing.T, h *testhosts.Hosts) {
 
 // The end of one process on a host, and how soon gorun has ended after it.
 func TestHostsOneEnds(t *testing.T) {
-	h := testhosts.New(t, 3, testhosts.Options{})
+	h := newHosts(t, 3, testhosts.Options{})
 	haveAgent(t, h)
 	for _, c := range []struct {
 		name  string
@@ -132,10 +132,11 @@ func TestHostsOneEnds(t *testing.T) {
 
 // Agents that are stopped: for good, and on all hosts.
 func TestHostsAgentStopped(t *testing.T) {
+	beside(t)
 	if testing.Short() {
 		t.Skip("-short: waits for hosts to be missed")
 	}
-	h := testhosts.New(t, 3, testhosts.Options{})
+	h := newHosts(t, 3, testhosts.Options{})
 	inTime(t, 15*time.Second, 15*time.Second, func() (took, last time.Duration) {
 		noMarks(t, h)
 		j := newHostsJob(t, h, 2, "sh", "-c", rankScript).start()
@@ -170,7 +171,8 @@ func TestHostsAgentStopped(t *testing.T) {
 
 // A host that does not start: gorun says so in time, and the others have nothing left.
 func TestHostsNotStarted(t *testing.T) {
-	h := testhosts.New(t, 3, testhosts.Options{})
+	beside(t)
+	h := newHosts(t, 3, testhosts.Options{})
 	haveAgent(t, h)
 	for _, c := range []struct {
 		name        string
@@ -217,10 +219,11 @@ func TestHostsNotStarted(t *testing.T) {
 
 // gorun is killed, an agent is, and a link is cut, at any moment of a launch that sends gorun, program and file to hosts that have nothing.
 func TestHostsFaultsWhileTheyStart(t *testing.T) {
+	beside(t)
 	if testing.Short() {
 		t.Skip("-short: takes 30 s")
 	}
-	h := testhosts.New(t, 3, testhosts.Options{})
+	h := newHosts(t, 3, testhosts.Options{})
 	prog := filepath.Join(t.TempDir(), "prog")
 	data := filepath.Join(t.TempDir(), "data")
 	write(t, prog, "#!/bin/sh\n"+rankScript+"\n", 0o755)

@@ -13,6 +13,7 @@ import (
 // Hosts that have addresses of IPv6 only, and hosts that all have the same address on a bridge of their own, as docker makes it. None knows the
 // others' names, and each takes its own name for 127.0.1.1.
 func TestHostsNetworks(t *testing.T) {
+	beside(t)
 	for _, c := range []struct {
 		name string
 		o    testhosts.Options
@@ -22,7 +23,8 @@ func TestHostsNetworks(t *testing.T) {
 		{"a bridge that is the same everywhere", testhosts.Options{Bridge: true}, func(h testhosts.Host) string { return h.Addr.String() }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := testhosts.New(t, 3, c.o)
+			t.Parallel()
+			h := newHosts(t, 3, c.o)
 			haveAgent(t, h)
 			for i := range h.Hosts {
 				if err := copyProgram("/proc/self/exe", h.Path(i, "/root/rank")); err != nil {

@@ -63,6 +63,7 @@ func fakeGPUs(t *testing.T, h *testhosts.Hosts, host, n int) {
 
 // Each host binds its ranks within what its sshd may use, and shows them the GPUs of its login's list.
 func TestHostsPlacement(t *testing.T) {
+	beside(t)
 	cpus, err := placement.Allowed()
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +74,7 @@ func TestHostsPlacement(t *testing.T) {
 		}
 		t.Skip("one CPU is here")
 	}
-	h := testhosts.New(t, 2, testhosts.Options{Config: []string{"SetEnv CUDA_VISIBLE_DEVICES=GPU-b5,1"}})
+	h := newHosts(t, 2, testhosts.Options{Config: []string{"SetEnv CUDA_VISIBLE_DEVICES=GPU-b5,1"}})
 	haveAgent(t, h)
 	taskset(t, h, 0, cpus[1])
 	fakeGPUs(t, h, 1, 2)

@@ -26,10 +26,29 @@ import (
 	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
 )
 
+// beside has a test run beside others: its hosts are its own, and most of its time it waits. With -short under the race detector it is
+// skipped: TestHostsRun, TestHostsOneEnds, TestHostsFailures, TestStageFiles and TestCheckHosts go the same ways then.
+func beside(t *testing.T) {
+	t.Helper()
+	if raceEnabled && testing.Short() {
+		t.Skip("-short under the race detector: others go the same ways with a gorun that is built for it")
+	}
+	t.Parallel()
+}
+
+// newHosts makes hosts. Under the race detector, what gorun's agents and ranks there find is left in /tmp, where clean finds it.
+func newHosts(t *testing.T, n int, o testhosts.Options) *testhosts.Hosts {
+	t.Helper()
+	if raceEnabled {
+		o.Config = append(o.Config, "SetEnv GORACE=log_path=/tmp/race,atexit_sleep_ms=0")
+	}
+	return testhosts.New(t, n, o)
+}
+
 // onHosts are hosts with the rank program as /root/rank.
 func onHosts(t *testing.T, n int) *testhosts.Hosts {
 	t.Helper()
-	h := testhosts.New(t, n, testhosts.Options{})
+	h := newHosts(t, n, testhosts.Options{})
 	for i := range n {
 		if err := copyProgram("/proc/self/exe", h.Path(i, "/root/rank")); err != nil {
 			t.Fatal(err)
@@ -91,6 +110,10 @@ var gorunFile = sync.OnceValues(func() (string, error) {
 	file := filepath.Join(gorunDir, "gorun")
 	cmd := exec.Command("go", "build", "-o", file, "../cmd/gorun")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if raceEnabled {
+		cmd = exec.Command("go", "build", "-race", "-o", file, "../cmd/gorun")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w: %s", err, out)
 	}
@@ -276,6 +299,9 @@ func clean(t *testing.T, h *testhosts.Hosts) {
 				switch {
 				case strings.HasPrefix(f, "/root/.cache/gorun/"), strings.HasPrefix(f, "/run/"), strings.HasPrefix(f, "/root/up"), f == "/root/rank",
 					strings.HasSuffix(f, "/.profile"), strings.HasSuffix(f, "/.bashrc"), strings.HasSuffix(f, "/.bash_profile"):
+				case strings.HasPrefix(f, "/tmp/race."):
+					text, _ := os.ReadFile(h.Path(i, f))
+					t.Errorf("on %s: %s", h.Hosts[i].Name, text)
 				default:
 					t.Errorf("left on %s: %s", h.Hosts[i].Name, f)
 				}
@@ -285,6 +311,7 @@ func clean(t *testing.T, h *testhosts.Hosts) {
 }
 
 func TestHostsRun(t *testing.T) {
+	t.Parallel()
 	h := onHosts(t, 4)
 	t.Run("join", func(t *testing.T) {
 		report := filepath.Join(t.TempDir(), "report")
@@ -410,6 +437,7 @@ func TestHostsRun(t *testing.T) {
 
 // Each fault, how long it takes until gorun has ended, and until nothing is left.
 func TestHostsFaults(t *testing.T) {
+	beside(t)
 	if testing.Short() {
 		t.Skip("-short: waits for hosts to be missed")
 	}
@@ -517,6 +545,7 @@ func TestHostsFaults(t *testing.T) {
 
 // The network between two hosts is cut, though gorun and a third one reach both.
 func TestHostsApart(t *testing.T) {
+	beside(t)
 	if testing.Short() {
 		t.Skip("-short: takes 20 s")
 	}
@@ -585,6 +614,7 @@ func TestHostsNotLost(t *testing.T) {
 
 // Many hosts at once; how long it takes is in the log.
 func TestHostsMany(t *testing.T) {
+	beside(t)
 	n := 16
 	if s := os.Getenv("GORUN_TEST_HOSTS"); s != "" {
 		var err error

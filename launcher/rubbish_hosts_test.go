@@ -175,6 +175,7 @@ func rubbish(kind string) {
 
 // An agent may be anything. gorun ends in time, names the host, stays small, and the other host's part has ended, too.
 func TestRubbishAgents(t *testing.T) {
+	beside(t)
 	gorun, err := gorunFile()
 	if err != nil {
 		t.Fatal(err)
@@ -229,8 +230,10 @@ func TestRubbishAgents(t *testing.T) {
 // Hosts whose start-up files are loud or slow, jobs that share hosts, and many jobs, after which there is no more on the hosts than before.
 // GORUN_TEST_JOBS=30 runs more of them.
 func TestHostsOddAndMany(t *testing.T) {
+	beside(t)
 	t.Run("loud", func(t *testing.T) {
-		h := testhosts.New(t, 2, testhosts.Options{Shell: "/bin/bash", RC: "head -c 10000000 /dev/zero | tr '\\000' x; echo; echo told >&2\n"})
+		t.Parallel()
+		h := newHosts(t, 2, testhosts.Options{Shell: "/bin/bash", RC: "head -c 10000000 /dev/zero | tr '\\000' x; echo; echo told >&2\n"})
 		j := newHostsJob(t, h, 1, "hostname")
 		if got := j.run(); got != 0 || len(j.lines()) != 2 || j.lines()[0] != "h1" {
 			t.Errorf("exit code %d, %.200q, %.2000s", got, j.out.String(), j.err.String())
@@ -240,7 +243,8 @@ func TestHostsOddAndMany(t *testing.T) {
 		if testing.Short() {
 			t.Skip("-short: takes 7 s")
 		}
-		h := testhosts.New(t, 2, testhosts.Options{Shell: "/bin/bash", RC: "[ $(hostname) = h1 ] || sleep 6\n"})
+		t.Parallel()
+		h := newHosts(t, 2, testhosts.Options{Shell: "/bin/bash", RC: "[ $(hostname) = h1 ] || sleep 6\n"})
 		j := newHostsJob(t, h, 1, "hostname")
 		begin := time.Now()
 		if got := j.run(); got != 0 || len(j.lines()) != 2 || !regexp.MustCompile(`^gorun: waiting for \d of 2 hosts: (h1, )?h2\n`).MatchString(strings.Join(j.slow, "")) {
@@ -249,6 +253,7 @@ func TestHostsOddAndMany(t *testing.T) {
 		t.Logf("%v: %s", time.Since(begin), j.err.String())
 	})
 	t.Run("many", func(t *testing.T) {
+		t.Parallel()
 		h := onHosts(t, 3)
 		state := func() string {
 			text := ""

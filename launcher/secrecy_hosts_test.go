@@ -154,13 +154,14 @@ func forms(key []byte) map[string][]byte {
 
 // What a job keeps to itself, looked at from outside while it runs on two hosts. Its key is taken from what OpenSSH's client is given to carry.
 func TestHostsSecrecy(t *testing.T) {
+	beside(t)
 	if _, err := exec.LookPath("ssh"); err != nil {
 		if os.Getenv("GORUN_CI") == "1" {
 			t.Fatal(err)
 		}
 		t.Skip(err)
 	}
-	h := testhosts.New(t, 2, testhosts.Options{})
+	h := newHosts(t, 2, testhosts.Options{})
 	for i := range h.Hosts {
 		for _, file := range []string{"/root/rank", "/tmp/intruder"} {
 			if err := copyProgram("/proc/self/exe", h.Path(i, file)); err != nil {

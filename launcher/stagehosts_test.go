@@ -36,7 +36,7 @@ func stageJob(t *testing.T, h *testhosts.Hosts, dir string, args ...string) *hos
 // stageHosts are hosts that have gorun's agent, and nothing else.
 func stageHosts(t *testing.T, n int, o testhosts.Options) *testhosts.Hosts {
 	t.Helper()
-	h := testhosts.New(t, n, o)
+	h := newHosts(t, n, o)
 	if o.User == "" && !o.HomeReadOnly {
 		haveAgent(t, h)
 	} else if j := newHostsJob(t, h, 1, "true"); j.run() != 0 {
@@ -82,6 +82,7 @@ func (j *hostsJob) lines() []string {
 const where = "#!/bin/sh\necho $(hostname) $0 $(pwd) $(cat \"$1\" 2>&1)\n"
 
 func TestStageProgram(t *testing.T) {
+	beside(t)
 	h := stageHosts(t, 3, testhosts.Options{})
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "bin/where"), where, 0o755)
@@ -252,6 +253,7 @@ func TestStageProgram(t *testing.T) {
 }
 
 func TestStageFiles(t *testing.T) {
+	t.Parallel()
 	h := stageHosts(t, 2, testhosts.Options{})
 	dir := t.TempDir()
 	write(t, dir+"/where", where, 0o755)
@@ -415,6 +417,7 @@ func TestStageFiles(t *testing.T) {
 
 // Two hosts with one file system: each has its own directory of the job, and what both put to one place goes once.
 func TestStageShared(t *testing.T) {
+	beside(t)
 	h := stageHosts(t, 2, testhosts.Options{})
 	shared, err := os.MkdirTemp("/var/lib", "gorun-test-") // seen by the hosts, as /tmp is not
 	if err != nil {
@@ -552,6 +555,7 @@ func arriving(t *testing.T, h *testhosts.Hosts, i int, name string) {
 }
 
 func TestStageBig(t *testing.T) {
+	beside(t)
 	const size = 64 << 20
 	h := stageHosts(t, 4, testhosts.Options{})
 	file, sum := big(t, size)
@@ -648,6 +652,7 @@ func TestStageBig(t *testing.T) {
 }
 
 func TestStagePlaces(t *testing.T) {
+	beside(t)
 	dir := t.TempDir()
 	write(t, dir+"/where", where, 0o755)
 	for _, c := range []struct {
@@ -660,6 +665,7 @@ func TestStagePlaces(t *testing.T) {
 		{"without rights", testhosts.Options{User: testhosts.User}, "/tmp/JOB"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			h := stageHosts(t, 1, c.o)
 			j := stageJob(t, h, dir, "./where", "/dev/null")
 			if got := j.run(); got != 0 || j.err.Len() > 0 {
@@ -675,6 +681,7 @@ func TestStagePlaces(t *testing.T) {
 		})
 	}
 	t.Run("disk full", func(t *testing.T) {
+		t.Parallel()
 		h := stageHosts(t, 2, testhosts.Options{HomeSize: "48m", TmpNoExec: true})
 		file, _ := big(t, 64<<20)
 		if err := os.Chmod(file, 0o755); err != nil {

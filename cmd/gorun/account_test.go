@@ -102,6 +102,7 @@ func TestReportIsDocumented(t *testing.T) {
 
 // Row 22 of what users of other launchers report: codes are not mixed, a signal is no success, and all are in the report.
 func TestExitCodes(t *testing.T) {
+	t.Parallel()
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		for _, c := range []struct {
 			name, script string
@@ -140,6 +141,7 @@ func TestExitCodes(t *testing.T) {
 
 // Row 23: one fails at once, the others would sleep for ever. With --on-fail wait they end as they like.
 func TestOneFailsOthersGoOn(t *testing.T) {
+	t.Parallel()
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		t.Run("kill", func(t *testing.T) {
 			j := newJob(t, "-np", "3", "sh", "-c", together+`[ $RANK = 1 ] && { echo no luck >&2; exit 7; }; sleep 1000`)
@@ -261,6 +263,7 @@ func (j *job) stderrLines() func() string {
 
 // Row 24: the end of a rank with code 0 ends nothing, however long the others take.
 func TestEarlySuccessIsNoFault(t *testing.T) {
+	t.Parallel()
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		j := newJob(t, "-np", "3", "--kill-grace", "10ms", "sh", "-c", after+`[ $RANK = 0 ] && { after 1; after 2; sleep 1; echo last; }; exit 0`)
 		if got := j.run(); got != 0 || j.out.String() != "last\n" || j.err.Len() > 0 {
@@ -393,6 +396,7 @@ exec unshare -m /bin/sh -c 'mount --make-rprivate / && eval "$HIDE" && exec /bin
 // A rank on a host that is far away fails first; word of another failure, which followed from it, comes first. What counts is when they failed,
 // by what their agents saw when they got to run: the second fails a third of that way later.
 func TestFirstFailureIsFarAway(t *testing.T) {
+	t.Parallel()
 	home := remoteHome(t)
 	slowly(t, 250*time.Millisecond, func(far time.Duration) error {
 		j := newJob(t, "--rsh", "rank far "+far.String(), "-H", "a,b", "sh", "-c", after+fmt.Sprintf(`[ $RANK = 1 ] && exit 7; after 1; sleep %v; exit 8`, far.Seconds()/3))

@@ -14,6 +14,7 @@ import (
 // Row 6 of what users of other launchers report: a rank that works on for longer than the default grace when it is asked to end is killed, and it is said for
 // what gorun waits; with a longer --kill-grace it gets done.
 func TestRankThatSavesForLong(t *testing.T) {
+	t.Parallel()
 	const script = `trap 'touch $RANKDIR/asked$RANK; sleep 6; touch $RANKDIR/saved$RANK; exit 0' TERM; touch $RANKDIR/up$RANK; while :; do sleep 0.05; done`
 	home := remoteHome(t)
 	type saver struct {
@@ -63,6 +64,7 @@ func TestRankThatSavesForLong(t *testing.T) {
 
 // Row 19: Ctrl-C ends a job that floods a reader which is slow, one that has stopped, and a terminal that shows nothing; the grace is not needed for it.
 func TestCtrlCUnderFlood(t *testing.T) {
+	t.Parallel()
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		for _, c := range []string{"slow reader", "stopped reader", "terminal"} {
 			for _, flags := range [][]string{nil, {"--tag-output", "--timestamp"}} {

@@ -47,6 +47,7 @@ func lockForever() {
 
 // Whatever ranks are and hang in, gorun can say it, and ends nothing for that; with SIGQUIT they then get it.
 func TestLook(t *testing.T) {
+	t.Parallel()
 	const script = `ulimit -c 0; case $RANK in 0) exec rank hang 1 5;; 1) exec rank hang 1 5;; 2) sleep 1000; true;; 3) exec rank sleep;; 4) exec rank signals;; 5) exec rank hang 1 5;; esac`
 	want := []string{
 		`(?m)^  ranks 1-5 of 6 have not entered barrier #1 of group world: rank 1.* waits in nothing of gorun, .*; rank 0 waits for them since `,
@@ -124,6 +125,7 @@ func TestLook(t *testing.T) {
 
 // Row 57: before a job that has run too long is ended, the report names what the rank does that holds it up.
 func TestTimeoutTellsStacks(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	report, stacks := filepath.Join(dir, "r.json"), filepath.Join(dir, "out", "stacks.txt")
 	if err := os.Mkdir(filepath.Dir(stacks), 0o700); err != nil {
@@ -191,6 +193,7 @@ $`)
 
 // What many ranks do alike is told once.
 func TestLookAtManyRanks(t *testing.T) {
+	t.Parallel()
 	slowly(t, time.Second, func(d time.Duration) error {
 		j := newJob(t, "-np", "64", "--timeout", d.String(), "sleep", "1000")
 		if got := j.run(); got != launcher.ExitTimeout {

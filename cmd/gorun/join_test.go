@@ -45,6 +45,7 @@ func TestFailureAfterGoodbye(t *testing.T) {
 // The rank that fails first is the cause, with its own words and code, although its defers have closed the communicator before it could say
 // anything, and the others, which that ended, are gone first.
 func TestCauseIsNamed(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"panic", "error", "in-capture", "in-messages", "aborts"} {
 		t.Run(how, func(t *testing.T) {
 			runs := 10

@@ -44,6 +44,7 @@ func (c cleaning) Run() int {
 }
 
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	home := remoteHome(t)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",

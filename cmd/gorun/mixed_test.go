@@ -23,6 +23,7 @@ PATH=$DIR/bin:$PATH exec /bin/sh -c "$1"' sh "$2"
 
 // One job on a host of amd64 and one of arm64: each gets an agent and a program of its own architecture, and the ranks meet.
 func TestTwoArchitectures(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("-short: builds gorun for two architectures")
 	}

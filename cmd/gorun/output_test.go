@@ -49,6 +49,7 @@ func (j *job) outputDir(flags ...string) *job {
 }
 
 func TestTimestamps(t *testing.T) {
+	t.Parallel()
 	home := remoteHome(t)
 	line := regexp.MustCompile(`^\[(\d)\] (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z) (\w+)(\d+)$`)
 	hereAndThere(t, home, func(t *testing.T, _ bool, newJob func(int, ...string) *job) {

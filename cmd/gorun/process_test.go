@@ -310,6 +310,7 @@ func (j *job) signals(rank string) (got []syscall.Signal) {
 }
 
 func TestSignals(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		args []string
@@ -404,6 +405,7 @@ func TestRankIgnoresTerm(t *testing.T) {
 }
 
 func TestWaitingIsSaid(t *testing.T) {
+	t.Parallel()
 	j := newJob(t, "-np", "2", "--kill-grace", "1h", "sh", "-c",
 		`if [ $RANK = 0 ]; then while ! [ -e $RANKDIR/up1 ]; do sleep 0.01; done; exit 7; fi; exec rank signals`)
 	r, w, err := os.Pipe()
@@ -576,6 +578,7 @@ func TestManyRanks(t *testing.T) {
 
 // Nobody reads stderr: whatever ends the job ends gorun, although its last words can't be written.
 func TestStuckReaderOfStderr(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		args []string

@@ -252,6 +252,7 @@ func (r *randomJob) cut(text string) (lines int) {
 // TestRandomJobs holds jobs of all kinds against what must come of them: exit code, cause, every byte of output and input, nothing left
 // running. -run TestRandomJobs/seed=17 repeats one; -long runs 10,000.
 func TestRandomJobs(t *testing.T) {
+	t.Parallel()
 	jobs := 120
 	switch {
 	case *long:

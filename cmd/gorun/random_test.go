@@ -44,6 +44,7 @@ var long = flag.Bool("long", false, "run more of the random jobs")
 // Ranks end one after the other, each in its way. The first that does not end well decides the exit code and is named, whatever the others do, and
 // whether they are ended or waited for.
 func TestRandomEnds(t *testing.T) {
+	t.Parallel()
 	jobs := often(200)
 	if *long {
 		jobs = 1000

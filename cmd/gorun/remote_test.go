@@ -98,6 +98,7 @@ func keeperOf(t *testing.T, agent int) int {
 }
 
 func TestRemote(t *testing.T) {
+	t.Parallel()
 	home := remoteHome(t)
 	t.Run("ranks", func(t *testing.T) {
 		j := remoteJob(t, home, "a:2,b:3", "rank", "join", "well")
@@ -290,6 +291,7 @@ func TestRemote(t *testing.T) {
 }
 
 func TestRemoteFaults(t *testing.T) {
+	t.Parallel()
 	home := remoteHome(t)
 	t.Run("gorun is killed", func(t *testing.T) {
 		j := remoteJob(t, home, "a:2,b:2", "rank", "family").start()
@@ -391,6 +393,7 @@ func TestRemoteFaults(t *testing.T) {
 
 // A host that does not start is told with its reason, and the others are ended.
 func TestRemoteNotStarted(t *testing.T) {
+	t.Parallel()
 	home := remoteHome(t)
 	sh := func(b string) string { return `sh -c 'case $1 in b) ` + b + `;; *) exec /bin/sh -c "$2";; esac' rsh` }
 	for _, c := range []struct {

@@ -24,6 +24,7 @@ func (j *job) starts() int {
 const startScript = `touch $RANKDIR/start-$RANK-$GORUN_RESTART-$GORUN_JOB_ID; `
 
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		t.Run("until it works", func(t *testing.T) {
 			j := newJob(t, "-np", "2", "--restarts", "3", "sh", "-c", startScript+`touch $RANKDIR/run-$TORCHELASTIC_RUN_ID; `+together+
@@ -217,6 +218,7 @@ func (j *job) startsOf(rank int) []string {
 
 // A host whose agent is killed is there again for the next attempt.
 func TestRestartAfterLostHost(t *testing.T) {
+	t.Parallel()
 	home := remoteHome(t)
 	j := remoteJob(t, home, "a,b", "--restarts", "1", "sh", "-c", startScript+`[ $GORUN_RESTART = 1 ] && exit 0; exec rank sleep`)
 	report := j.reporting()

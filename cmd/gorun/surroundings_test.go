@@ -50,6 +50,7 @@ func TestForwardedSignals(t *testing.T) {
 
 // Ranks are warned in time before the timeout, and may save what they have.
 func TestTimeoutSignal(t *testing.T) {
+	t.Parallel()
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		slowly(t, 500*time.Millisecond, func(d time.Duration) error {
 			before := time.Hour - d
@@ -97,6 +98,7 @@ func (j *job) gorunPID() int {
 
 // gorun works in all the places from which it is started.
 func TestSurroundings(t *testing.T) {
+	t.Parallel()
 	out := "0\n1\n"
 	const quiet = `echo $RANK`
 	for _, c := range []struct {
@@ -388,6 +390,7 @@ func TestTerminalClosesUnderNohup(t *testing.T) {
 
 // Agents work in odd places, too.
 func TestRemoteSurroundings(t *testing.T) {
+	t.Parallel()
 	home := remoteHome(t)
 	for _, c := range []struct{ name, before string }{
 		{"64 descriptors", "ulimit -n 64"},
