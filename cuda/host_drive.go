@@ -108,8 +108,16 @@ func (d *driver) release() {
 	}
 	d.pmu.Lock()
 	defer d.pmu.Unlock()
-	if len(d.parked) > 0 {
-		d.parked[0].wake()
+	d.wakeNext()
+}
+
+// wakeNext wakes the first of the parked whose work has not ended: another one would only leave, and the place stay empty. pmu is held.
+func (d *driver) wakeNext() {
+	for _, w := range d.parked {
+		if w.s.ended.Load() < w.target {
+			w.wake()
+			return
+		}
 	}
 }
 
@@ -168,9 +176,7 @@ func (d *driver) unpark(w *parkedWaiter) {
 	// A wake that came too late for this waiter belongs to the next.
 	select {
 	case <-w.ch:
-		if len(d.parked) > 0 {
-			d.parked[0].wake()
-		}
+		d.wakeNext()
 	default:
 	}
 	d.pmu.Unlock()

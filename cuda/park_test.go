@@ -1,0 +1,87 @@
+package cuda
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// gateTask is done when its gate is open.
+type gateTask struct{ open atomic.Bool }
+
+func (g *gateTask) Start()              {}
+func (g *gateTask) Step() (bool, error) { return g.open.Load(), nil }
+
+// waitParked waits until n goroutines are parked behind the device's driver.
+func waitParked(t *testing.T, d *Device, n int32) {
+	t.Helper()
+	drv := &d.plat.(*hostDevice).driver
+	for end := time.Now().Add(hang); drv.nparked.Load() != n || drv.waiters.Load() != n+1; runtime.Gosched() {
+		if time.Now().After(end) {
+			t.Fatalf("%d goroutines are parked, want %d", drv.nparked.Load(), n)
+		}
+	}
+}
+
+// The driver leaves together with a goroutine that was parked: a second one, whose work is not done, must take the driver's place.
+func TestParkedTakesOver(t *testing.T) {
+	d := newDevice(t)
+	streams := [3]*Stream{newStream(t, d), newStream(t, d), newStream(t, d)}
+	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	defer cancel()
+	for range 30 {
+		var gates [3]gateTask
+		var wg sync.WaitGroup
+		for i, s := range streams {
+			check(t, s.Submit(&gates[i]))
+			wg.Go(func() {
+				if err := s.Synchronize(ctx); err != nil {
+					t.Errorf("stream %d: %v", i, err)
+				}
+			})
+			waitParked(t, d, int32(i)) // the first drives
+		}
+		gates[1].open.Store(true)
+		gates[0].open.Store(true)
+		d.Ring()
+		for drv := &d.plat.(*hostDevice).driver; drv.waiters.Load() > 1; runtime.Gosched() {
+			if ctx.Err() != nil {
+				t.Fatal("the two whose work is done do not leave")
+			}
+		}
+		gates[2].open.Store(true)
+		d.Ring()
+		wg.Wait()
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// A parked goroutine whose work has ended was told so, and has not looked yet: the driver that leaves wakes the one behind it.
+func TestReleaseWakesWhoDrives(t *testing.T) {
+	d := newDevice(t)
+	drv := &d.plat.(*hostDevice).driver
+	done, open := newStream(t, d).raw.(*hostStream), newStream(t, d).raw.(*hostStream)
+	told := &parkedWaiter{s: done, target: 0, ch: make(chan struct{}, 1)}
+	next := &parkedWaiter{s: open, target: 1, ch: make(chan struct{}, 1)}
+	told.wake()
+	drv.lock.Lock()
+	drv.pmu.Lock()
+	drv.parked = append(drv.parked, told, next)
+	drv.nparked.Store(2)
+	drv.pmu.Unlock()
+	drv.release()
+	drv.pmu.Lock()
+	drv.parked = nil
+	drv.nparked.Store(0)
+	drv.pmu.Unlock()
+	select {
+	case <-next.ch:
+	default:
+		t.Error("the driver has left, and nobody was woken to take its place")
+	}
+}
