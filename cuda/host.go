@@ -21,6 +21,7 @@ type hostDevice struct {
 
 	space addressSpace
 
+	bmu    sync.Mutex           // guards changes of bell
 	bell   atomic.Pointer[Bell] // what the driver sleeps on
 	own    Bell
 	parker *parker
@@ -90,37 +91,36 @@ func (d *hostDevice) close() error {
 	d.driver.stop()
 	d.pool.stop()
 	d.quiesce()
+	// Who still rings rings nothing: the other bell's memory may go now.
+	parkers.CompareAndDelete(d.bell.Swap(&d.own), d.parker)
 	parkers.Delete(&d.own)
-	parkers.CompareAndDelete(d.bell.Load(), d.parker)
 	hostDevices.Add(-1)
 	return d.space.close()
 }
 
 func (d *hostDevice) setBell(b *Bell) error {
-	if b == nil {
+	d.bmu.Lock()
+	defer d.bmu.Unlock()
+	old := d.bell.Load()
+	switch {
+	case b == nil:
 		d.driver.acquire() // nobody sleeps on the old one
 		defer d.driver.release()
-		parkers.CompareAndDelete(d.bell.Swap(&d.own), d.parker)
-		parkers.Store(&d.own, d.parker)
+		b = &d.own
+	case old == b:
 		return nil
+	case old != &d.own:
+		return &Error{Op: "set bell", Err: errors.New("the device has another bell already")}
 	}
-	for {
-		old := d.bell.Load()
-		switch {
-		case old == b:
-			return nil
-		case old != &d.own:
-			return &Error{Op: "set bell", Err: errors.New("the device has another bell already")}
-		}
-		if _, taken := parkers.LoadOrStore(b, d.parker); taken {
-			return &Error{Op: "set bell", Err: errors.New("it is the bell of another device of this process")}
-		}
-		if d.bell.CompareAndSwap(old, b) {
-			old.Ring() // the driver may sleep on it
-			return nil
-		}
-		parkers.Delete(b)
+	if p, taken := parkers.LoadOrStore(b, d.parker); taken && p != d.parker {
+		return &Error{Op: "set bell", Err: errors.New("it is the bell of another device of this process")}
 	}
+	d.bell.Store(b)
+	if old != &d.own {
+		parkers.CompareAndDelete(old, d.parker)
+	}
+	old.Ring() // the driver may sleep on it
+	return nil
 }
 
 func (d *hostDevice) ring() {

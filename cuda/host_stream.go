@@ -254,8 +254,8 @@ func (s *hostStream) fail(err error) {
 
 func (e entry) cancel(s *hostStream, cause error) {
 	if e.exec != nil {
+		defer e.exec.left(s) // also where the Cancel of one of its tasks panics
 		e.exec.cancel(s, cause)
-		e.exec.left(s)
 	}
 	if c, ok := e.task.(Canceler); ok {
 		c.Cancel(cause)

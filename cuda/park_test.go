@@ -4,16 +4,9 @@ import (
 	"context"
 	"runtime"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
-
-// gateTask is done when its gate is open.
-type gateTask struct{ open atomic.Bool }
-
-func (g *gateTask) Start()              {}
-func (g *gateTask) Step() (bool, error) { return g.open.Load(), nil }
 
 // waitParked waits until n goroutines are parked behind the device's driver.
 func waitParked(t *testing.T, d *Device, n int32) {
@@ -33,10 +26,10 @@ func TestParkedTakesOver(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), hang)
 	defer cancel()
 	for range 30 {
-		var gates [3]gateTask
+		gates := [3]*gate{newGate(d, "first"), newGate(d, "second"), newGate(d, "third")}
 		var wg sync.WaitGroup
 		for i, s := range streams {
-			check(t, s.Submit(&gates[i]))
+			check(t, s.Submit(gates[i]))
 			wg.Go(func() {
 				if err := s.Synchronize(ctx); err != nil {
 					t.Errorf("stream %d: %v", i, err)
@@ -83,5 +76,36 @@ func TestReleaseWakesWhoDrives(t *testing.T) {
 	case <-next.ch:
 	default:
 		t.Error("the driver has left, and nobody was woken to take its place")
+	}
+}
+
+// Two communicators that are made at the same time both give the device the rank's bell.
+func TestSetBellAtOnce(t *testing.T) {
+	for range 300 {
+		var bell Bell
+		d, err := Open("host")
+		check(t, err)
+		var wg sync.WaitGroup
+		start := make(chan struct{})
+		for range 4 {
+			wg.Go(func() {
+				<-start
+				if err := d.SetBell(&bell); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		close(start)
+		wg.Wait()
+		if p, ok := parkers.Load(&bell); !ok || p != d.plat.(*hostDevice).parker {
+			t.Error("the bell does not lead to the device's sleeper")
+		}
+		check(t, d.Close())
+		if _, ok := parkers.Load(&bell); ok {
+			t.Error("the bell of a closed device still leads to it")
+		}
+		if t.Failed() {
+			return
+		}
 	}
 }

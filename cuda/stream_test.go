@@ -269,6 +269,32 @@ func TestCancelPanic(t *testing.T) {
 	wantText(t, d.Err(), "in Cancel")
 }
 
+// A launch leaves its graph also where a task panics when it is told to: the graph is released.
+func TestCancelPanicInGraph(t *testing.T) {
+	lockThread(t)
+	d, err := Open("host")
+	check(t, err)
+	s := must(d.NewStream())
+	var task panicky
+	g := capture(t, s, func() { check(t, s.Submit(&task)) })
+	released := make(chan struct{})
+	check(t, g.OnRelease(func() { close(released) }))
+	x := must(g.Instantiate())
+	check(t, x.Launch(s))
+	eventually(t, "start", func() bool { return task.started.Load() > 0 }) // the device's own goroutine drives
+	d.Fail(errors.New("the cause"))
+	wantText(t, s.Synchronize(testContext(t)), "the cause")
+	check(t, s.Close())
+	check(t, x.Destroy())
+	check(t, g.Destroy())
+	check(t, d.Close())
+	select {
+	case <-released:
+	default:
+		t.Error("the graph was not released")
+	}
+}
+
 func TestCopies(t *testing.T) {
 	d := openTest(t)
 	s := newStream(t, d)
