@@ -52,7 +52,7 @@ func TestGPUBehind(t *testing.T) {
 	// A failure of a stays there, and does not keep b from waiting.
 	let = block(t, a)
 	broken := errors.New("broken")
-	remove := a.Watch(func(bool) error { return broken }, nil)
+	remove := a.Watch(func(uint64, bool) (uint64, error) { return 0, broken }, nil)
 	if _, err := a.Query(); !errors.Is(err, broken) {
 		t.Errorf("query of a: %v, want %v", err, broken)
 	}

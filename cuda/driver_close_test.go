@@ -10,7 +10,7 @@ import (
 func TestGPUCloseWatched(t *testing.T) {
 	d := openGPU(t)
 	s := must(d.NewStream())
-	s.Watch(func(bool) error { return fmt.Errorf("given up: %w", context.DeadlineExceeded) }, func() string { return "" })
+	s.Watch(func(uint64, bool) (uint64, error) { return 0, fmt.Errorf("given up: %w", context.DeadlineExceeded) }, func() string { return "" })
 	m := must(d.Alloc(1<<20, Private))
 	wantError(t, s.Synchronize(testContext(t)), context.DeadlineExceeded)
 	check(t, s.Close())

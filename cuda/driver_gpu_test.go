@@ -581,15 +581,15 @@ func TestGPUWatch(t *testing.T) {
 	broken := errors.New("rank 1 has died")
 	var failed, empty atomic.Bool
 	var asked atomic.Int32
-	remove := comm.Watch(func(done bool) error {
+	remove := comm.Watch(func(seen uint64, done bool) (uint64, error) {
 		asked.Add(1)
 		if done {
 			empty.Store(true)
 		}
 		if failed.Load() {
-			return broken
+			return 0, broken
 		}
-		return nil
+		return 0, nil
 	}, nil)
 	ctx := testContext(t)
 	check(t, comm.Synchronize(ctx))
@@ -628,7 +628,7 @@ func TestGPUWatch(t *testing.T) {
 	remove()
 
 	again := newStream(t, d)
-	remove = again.Watch(func(bool) error { return broken }, nil)
+	remove = again.Watch(func(uint64, bool) (uint64, error) { return 0, broken }, nil)
 	remove()
 	check(t, again.Synchronize(ctx))
 }
@@ -1548,11 +1548,11 @@ func TestGPUHungClose(t *testing.T) {
 	s := must(d.NewStream())
 	broken := errors.New("broken")
 	var failed atomic.Bool
-	s.Watch(func(bool) error {
+	s.Watch(func(uint64, bool) (uint64, error) {
 		if failed.Load() {
-			return broken
+			return 0, broken
 		}
-		return nil
+		return 0, nil
 	}, nil)
 	g, err := captured(t, s, func() { check(t, s.HostFunc(func() {})) })
 	check(t, err)

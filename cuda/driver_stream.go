@@ -44,8 +44,50 @@ type driverStream struct {
 }
 
 type driverWatch struct {
-	check func(done bool) error
+	check func(seen uint64, done bool) (now uint64, err error)
 	doing func() string // may be nil
+}
+
+// looks are what those who watch a stream said before the driver was asked; a wait has its own. A value, so that no wait allocates.
+type looks struct {
+	few  [2]look // most streams have one or two who watch
+	more []look
+}
+
+type look struct {
+	w    *driverWatch
+	seen uint64
+}
+
+// of is what w said; 0 of one that has come since.
+func (l *looks) of(w *driverWatch) uint64 {
+	for i := range l.few {
+		if l.few[i].w == w {
+			return l.few[i].seen
+		}
+	}
+	for i := range l.more {
+		if l.more[i].w == w {
+			return l.more[i].seen
+		}
+	}
+	return 0
+}
+
+func (l *looks) set(w *driverWatch, seen uint64) {
+	for i := range l.few {
+		if l.few[i].w == w || l.few[i].w == nil {
+			l.few[i] = look{w, seen}
+			return
+		}
+	}
+	for i := range l.more {
+		if l.more[i].w == w {
+			l.more[i].seen = seen
+			return
+		}
+	}
+	l.more = append(l.more, look{w, seen})
 }
 
 // upstream is a position of another stream that this one waits for, at a position of its own, with copies to Go memory before it.
@@ -118,7 +160,7 @@ func (s *driverStream) submit(Task) error {
 	return &Error{Op: "submit", Detail: s.String(), Err: fmt.Errorf("tasks run on the host platform, this is a %s", s.g)}
 }
 
-func (s *driverStream) watch(check func(done bool) error, doing func() string) (remove func()) {
+func (s *driverStream) watch(check func(seen uint64, done bool) (uint64, error), doing func() string) (remove func()) {
 	w := &driverWatch{check, doing}
 	s.changeWatches(func(list []*driverWatch) []*driverWatch { return append(list, w) })
 	return func() {
@@ -144,17 +186,25 @@ func (s *driverStream) ready() (bool, error) {
 	return s.g.drv.StreamQuery(s.h)
 }
 
-// broken is the stream's failure, or that of a stream that it waits for.
-func (s *driverStream) broken(done bool) error { return s.brokenAfter(done, nil) }
+// broken is the stream's failure, or that of a stream that it waits for. before is what those who watch it said before the driver was asked, and comes back as they say
+// it now.
+func (s *driverStream) broken(done bool, before looks) (looks, error) {
+	err := s.brokenAfter(done, &before, nil)
+	return before, err
+}
 
 // brokenAfter does not ask the streams in seen, which it has come from.
-func (s *driverStream) brokenAfter(done bool, seen []*driverStream) error {
+func (s *driverStream) brokenAfter(done bool, before *looks, seen []*driverStream) error {
 	if f := s.failure.Load(); f != nil {
 		return *f
 	}
 	for _, w := range *s.watches.Load() {
-		if err := w.check(done); err != nil {
+		now, err := w.check(before.of(w), done)
+		if err != nil {
 			return s.fail(err)
+		}
+		if !done {
+			before.set(w, now)
 		}
 	}
 	s.tmu.Lock()
@@ -164,7 +214,8 @@ func (s *driverStream) brokenAfter(done bool, seen []*driverStream) error {
 		if slices.Contains(seen, from) {
 			continue
 		}
-		if err := from.brokenAfter(false, append(seen, s)); err != nil {
+		var none looks // of it the driver is not asked
+		if err := from.brokenAfter(false, &none, append(seen, s)); err != nil {
 			return s.fail(&Error{Op: "event", Detail: from.String() + " failed before it", Err: err})
 		}
 	}
@@ -343,14 +394,15 @@ func (m marked) ready() (bool, error) {
 	return m.e.g.drv.EventQuery(m.e.h)
 }
 
-func (m marked) broken(bool) error {
+func (m marked) broken(bool, looks) (looks, error) {
+	var none looks // that an event is done says nothing of the whole stream
 	if m.s == nil {
-		return nil
+		return none, nil
 	}
-	if err := m.s.broken(false); err != nil {
-		return &Error{Op: "event", Detail: m.s.String() + " failed", Err: err}
+	if _, err := m.s.broken(false, none); err != nil {
+		return none, &Error{Op: "event", Detail: m.s.String() + " failed", Err: err}
 	}
-	return nil
+	return none, nil
 }
 
 // look gives the record for Query and Synchronize, and refuses where a capture forbids it.

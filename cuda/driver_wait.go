@@ -72,12 +72,13 @@ func (w *driverWait) pause() {
 // pollable is what can be waited for.
 type pollable interface {
 	ready() (bool, error) // asks the driver; bound
-	broken(done bool) error
+	broken(done bool, before looks) (looks, error)
 }
 
 // wait asks until p is ready, fails, or ctx ends. The goroutine keeps its thread while it spins only. Generic, as ask, so that p is not boxed.
 func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
-	if err := p.broken(false); err != nil {
+	before, err := p.broken(false, looks{})
+	if err != nil {
 		return err
 	}
 	in, err := g.enter(true)
@@ -92,7 +93,7 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 			w.spin()
 		}
 		if err == nil && (done || w.look) {
-			err = p.broken(done)
+			before, err = p.broken(done, before)
 		}
 		if err != nil || done {
 			in.leave()
@@ -122,7 +123,8 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 
 // ask asks once.
 func ask[P pollable](g *driverDevice, p P) (bool, error) {
-	if err := p.broken(false); err != nil {
+	before, err := p.broken(false, looks{})
+	if err != nil {
 		return false, err
 	}
 	in, err := g.enter(true)
@@ -132,7 +134,7 @@ func ask[P pollable](g *driverDevice, p P) (bool, error) {
 	defer in.leave()
 	done, err := p.ready()
 	if err = g.cause(err); err == nil && done {
-		err = p.broken(true)
+		_, err = p.broken(true, before)
 	}
 	return done && err == nil, err
 }

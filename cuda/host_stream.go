@@ -391,7 +391,9 @@ func (s *hostStream) copyIn(dst, src unsafe.Pointer, n uint64) error  { return s
 func (s *hostStream) copyOut(dst, src unsafe.Pointer, n uint64) error { return s.copy(dst, src, n) }
 
 // watch is not needed here: a task that cannot go on fails by itself.
-func (s *hostStream) watch(func(bool) error, func() string) func() { return func() {} }
+func (s *hostStream) watch(func(uint64, bool) (uint64, error), func() string) func() {
+	return func() {}
+}
 
 func (s *hostStream) fill(dst unsafe.Pointer, n uint64, pattern uint64, width int) error {
 	t := s.h.fills.get()

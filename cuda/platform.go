@@ -76,7 +76,7 @@ type platformStream interface {
 	endCapture() (platformGraph, error)
 	capture() *Capture
 	// watch has check asked by whoever waits: see Stream.Watch.
-	watch(check func(done bool) error, doing func() string) (remove func())
+	watch(check func(seen uint64, done bool) (now uint64, err error), doing func() string) (remove func())
 }
 
 type platformEvent interface {

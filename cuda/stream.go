@@ -93,11 +93,13 @@ func (s *Stream) HostFunc(fn func()) error {
 }
 
 // Watch has check asked by whoever waits for the stream, for an event of it, or for a stream that waits for one: with done false before the driver is asked, and
-// again and again while the wait goes on; with done true when the driver then says that all is done. An error that it returns ends the wait and sticks
+// again and again while the wait goes on; with done true when the driver then says that all is done. seen is then what this wait's last question before that
+// one to the driver got as now: so who counts what is enqueued knows how much of it was done, also where more is enqueued, or another waits, meanwhile. seen is 0
+// where done is false, and where check was not asked before. An error that it returns ends the wait and sticks
 // to the stream, also if the driver reports success, as it does for a collective that was aborted. doing (nil: nothing) is asked when ctx ends a wait, and says for
 // its error what the stream is in ("" for nothing). Neither may wait, nor call package cuda. For libraries on a GPU; a host task fails and tells by itself,
 // and the host platform asks nothing.
-func (s *Stream) Watch(check func(done bool) error, doing func() string) (remove func()) {
+func (s *Stream) Watch(check func(seen uint64, done bool) (now uint64, err error), doing func() string) (remove func()) {
 	return s.raw.watch(check, doing)
 }
 

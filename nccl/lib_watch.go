@@ -19,7 +19,6 @@ type use struct {
 	remove func()
 	issued atomic.Uint64 // operations enqueued
 	done   atomic.Uint64 // of them those that the stream was seen to be through with, while the communicator worked
-	asked  atomic.Uint64 // issued when the stream was asked last
 	what   atomic.Uint64 // the last operation: op in the top byte, then its record
 
 	waitFor  atomic.Uint64 // the record that who waits for the stream waits for
@@ -78,34 +77,42 @@ func (l *library) useOf(s *cuda.Stream) *use {
 
 // check is asked by who waits for the stream. After a failure everything that was not done before it has failed, whatever the stream says:
 // it reports success for what an abort has ended. The members whose part is done have written it to their ledgers: so nothing is done before those agree.
-func (u *use) check(done bool) error {
+// What it returns is how much was enqueued before the driver is asked: that, and no more, is done when the driver says so.
+func (u *use) check(seen uint64, done bool) (now uint64, err error) {
 	n := u.issued.Load()
 	c := u.l.c
 	u.waits(!done && n > u.done.Load())
 	if f := c.failed.Load(); f != nil {
 		if n > u.done.Load() {
-			return c.errorf(u.name(), f.err)
+			return n, c.errorf(u.name(), f.err)
 		}
-		return nil
+		return n, nil
 	}
 	if n > u.done.Load() {
 		if err := c.look(); err != nil {
-			return c.errorf(u.name(), u.l.failUnlocked(err))
+			return n, c.errorf(u.name(), u.l.failUnlocked(err))
 		}
 	}
-	if !done {
-		u.asked.Store(n)
-		return nil
+	if done && raise(&u.done, seen) {
+		c.lookout.due.Store(true)
+		if seq := u.what.Load() << 8 >> 8; u.issued.Load() == seen {
+			u.l.reached(seq)
+		}
 	}
-	if n = u.asked.Load(); u.done.Load() >= n {
-		return nil
+	return n, nil
+}
+
+// raise stores n unless as much is there, and reports whether it did.
+func raise(to *atomic.Uint64, n uint64) bool {
+	for {
+		old := to.Load()
+		if n <= old {
+			return false
+		}
+		if to.CompareAndSwap(old, n) {
+			return true
+		}
 	}
-	c.lookout.due.Store(true)
-	u.done.Store(n)
-	if seq := u.what.Load() << 8 >> 8; u.issued.Load() == n {
-		u.l.reached(seq)
-	}
-	return nil
 }
 
 // forMessages is what a wait for messages is for, in place of a record.
@@ -178,15 +185,8 @@ func (u *use) name() string {
 
 // reached tells the others how far this rank is.
 func (l *library) reached(seq uint64) {
-	for {
-		old := l.doneSeq.Load()
-		if seq <= old {
-			return
-		}
-		if l.doneSeq.CompareAndSwap(old, seq) {
-			l.c.acct.SetDone(seq)
-			return
-		}
+	if raise(&l.doneSeq, seq) {
+		l.c.acct.SetDone(seq)
 	}
 }
 
