@@ -196,7 +196,7 @@ func (l *library) release() {
 	l.undrainable = true
 	l.rmu.Unlock()
 	if l.c.failed.Load() == nil && l.together && l.main != 0 {
-		l.tellers.Wait() // a drain that has begun must not be in the library when the communicators go
+		l.awaitDrain()
 		if err := l.finalize(); err != nil {
 			l.failing()
 		} else {
@@ -224,6 +224,19 @@ func (l *library) release() {
 	}
 	l.closeDrain()
 	l.messages.release()
+}
+
+// awaitDrain waits for a drain that has begun: it must not be in the library when the communicators go. None begins any more.
+func (l *library) awaitDrain() {
+	for {
+		l.rmu.Lock()
+		draining := l.draining
+		l.rmu.Unlock()
+		if !draining {
+			return
+		}
+		time.Sleep(20 * time.Microsecond)
+	}
 }
 
 // abortDone stands for an abort where the communicators are gone in good order.

@@ -82,7 +82,7 @@ func (l *library) agreeFirst(rec bootstrap.Record, calls []Call) (err error) {
 
 // abortCrashes reports whether an abort would lose the process: the library has mapped registered memory on several members. Then the communicator is left as it is.
 func (l *library) abortCrashes() bool {
-	if len(l.c.ranks) <= 2 || !l.fault("abort-with-registrations") {
+	if len(l.c.ranks) <= 2 || l.main == 0 || !l.fault("abort-with-registrations") {
 		return false
 	}
 	l.c.mu.Lock()

@@ -61,8 +61,11 @@ func (l *library) issueStraight(call *Call) error {
 		}
 	}
 	l.mu.Lock()
-	if u := l.last.Load(); u != nil && u.s == call.Stream && l.watching.Load() {
+	if u := l.last.Load(); u != nil && u.s == call.Stream {
 		u.note(call.Op, call.Seq)
+		if !l.watching.Load() {
+			l.beWatched()
+		}
 	} else if err := l.used(call.Stream, call.Op, call.Seq); err != nil {
 		l.unlock()
 		return l.straightFailed(call, err, true)

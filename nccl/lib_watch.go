@@ -39,13 +39,20 @@ func (l *library) used(s *cuda.Stream, op Op, seq uint64) error {
 		l.last.Store(u)
 	}
 	u.note(op, seq)
-	if !l.watching.Load() && l.watching.CompareAndSwap(false, true) {
+	if !l.watching.Load() {
+		l.beWatched()
+	}
+	return nil
+}
+
+// beWatched has the watcher look. Whether it does is asked after an operation was noted, never before: it looks for one once more when it has said that it stops.
+func (l *library) beWatched() {
+	if l.watching.CompareAndSwap(false, true) {
 		select {
 		case l.wake <- struct{}{}:
 		default:
 		}
 	}
-	return nil
 }
 
 func (u *use) note(op Op, seq uint64) {

@@ -193,6 +193,35 @@ func TestLibraryDoesNotLoad(t *testing.T) {
 	})
 }
 
+// TestLibraryMissingOnOneOfThree: of more than two ranks one has no library. Nothing of it is asked when its Init gives everything back.
+func TestLibraryMissingOnOneOfThree(t *testing.T) {
+	results := ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+		if job.Rank() == 1 {
+			os.Setenv("GORUN_NCCL_LIB", "/nowhere/lib.so")
+		}
+		dev, err := device(job)
+		if err != nil {
+			return err
+		}
+		c, err := nccl.Init(ctx, job, dev)
+		if err == nil {
+			err = errors.Join(errors.New("no error"), c.Close())
+		}
+		return errors.Join(err, dev.Close())
+	}, fakeLibraries(t)...)
+	for _, r := range results {
+		want := []string{"load NCCL", "/nowhere/lib.so"}
+		if r.Rank != 1 {
+			want = append(want, "rank 1: ")
+		}
+		for _, w := range want {
+			if r.Code != 1 || !strings.Contains(r.Err, w) {
+				t.Errorf("%v\nits error has no %q", r, w)
+			}
+		}
+	}
+}
+
 // otherVersionVar names a library of another version than the one that is found, for TestLibraryOtherVersion on GPUs.
 const otherVersionVar = "GORUN_TEST_OTHER_NCCL"
 
