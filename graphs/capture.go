@@ -98,7 +98,9 @@ func (cp *capture) do(fn func(*cuda.Stream) error) (*Graph, error) {
 	if cp.err == nil {
 		tmpl = cp.run(fn)
 	}
+	cp.mu.Lock() // a goroutine that fn left behind may still come to Admit
 	cp.over = true
+	cp.mu.Unlock()
 	if cp.err == nil {
 		cp.seal(tmpl)
 	}

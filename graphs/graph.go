@@ -232,6 +232,7 @@ func (st *state) launch(s *cuda.Stream) error {
 		return err
 	}
 	begun, err := st.replay(s, x)
+	left := st.leave() // first: an abort waits until the graph is gone
 	if err != nil {
 		err = fmt.Errorf("launch %v: %w", st, err)
 		// The others were told of a replay that does not come. Abort breaks this graph, too: not under the lock of launches.
@@ -239,7 +240,7 @@ func (st *state) launch(s *cuda.Stream) error {
 			u.c.Abort(err)
 		}
 	}
-	return errors.Join(err, st.leave())
+	return errors.Join(err, left)
 }
 
 // replay enqueues the launch between its marks on each communicator. After an error the first begun communicators may have the mark of a

@@ -416,6 +416,47 @@ func TestAbortUnderGraphs(t *testing.T) {
 	}, noWindows)
 }
 
+// TestLibraryLaunchThatFails: a rank's launch fails when the others have been told of it. The abort that follows waits for the graph, which the launch must
+// have let go: the device stays well, and the ranks go on with a new communicator.
+func TestLibraryLaunchThatFails(t *testing.T) {
+	onDevices(t, elements, func(ctx context.Context, r *rank) error {
+		g, err := reduceGraph(ctx, r)
+		if err != nil {
+			return err
+		}
+		if r.comm.Rank() == 1 {
+			closed, err := r.dev.NewStream()
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(closed.Close(), wantText(g.Launch(closed), "launch graph captured at", "already closed"), wantText(g.Launch(r.stream), "abort")); err != nil {
+				return err
+			}
+		} else {
+			err := g.Launch(r.stream)
+			if err == nil {
+				err = r.stream.Synchronize(ctx)
+			}
+			if err := wantText(err, "aborted by rank 1", "already closed"); err != nil {
+				return err
+			}
+		}
+		if err := r.dev.Err(); err != nil {
+			return fmt.Errorf("the device is given up: %w", err)
+		}
+		if err := errors.Join(g.Close(), r.comm.Close(), r.stream.Close()); err != nil {
+			return err
+		}
+		if r.comm, err = nccl.InitConfig(ctx, r.job, r.dev, &nccl.Config{Name: "again"}); err != nil {
+			return err
+		}
+		if r.stream, err = r.dev.NewStream(); err != nil {
+			return err
+		}
+		return r.works(ctx, r.comm)
+	}, noWindows)
+}
+
 // TestRegisterInCapture registers memory while a capture goes on, and makes a window.
 func TestRegisterInCapture(t *testing.T) {
 	everywhere(t, func(ctx context.Context, r *rank) error {
