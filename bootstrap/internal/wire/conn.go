@@ -113,10 +113,11 @@ type Conn struct {
 	in  []byte
 	oob []byte
 
-	mu      sync.Mutex // guards the rest
-	queue   []packet   // what the socket had no room for
-	drained *sync.Cond // the queue has become empty, or err is set
-	err     error
+	mu       sync.Mutex // guards the rest
+	queue    []packet   // what the socket had no room for
+	draining bool       // a goroutine writes the queue out: one, or packets would go twice
+	drained  *sync.Cond // the queue has become empty, or err is set
+	err      error
 }
 
 type packet struct {
@@ -287,7 +288,8 @@ func (c *Conn) sendPacket(b []byte, file *os.File) error {
 		p.file = os.NewFile(uintptr(fd), "queued")
 	}
 	c.queue = append(c.queue, p)
-	if len(c.queue) == 1 {
+	if !c.draining {
+		c.draining = true
 		go c.drain()
 	}
 	return nil
@@ -324,6 +326,7 @@ func (c *Conn) drain() {
 	for {
 		c.mu.Lock()
 		if len(c.queue) == 0 || c.err != nil {
+			c.draining = false
 			c.drained.Broadcast()
 			c.mu.Unlock()
 			return

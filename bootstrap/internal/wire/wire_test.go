@@ -324,3 +324,51 @@ func FuzzDecoders(f *testing.F) {
 		}
 	})
 }
+
+// A packet is queued in the moment in which the goroutine that has emptied the queue has not looked yet whether it stays so: that one sends it, and no other one, too.
+func TestQueuedWhileDrainEnds(t *testing.T) {
+	packet := func(id uint64) []byte {
+		return append(appendHeader(nil, Reply, id, MaxPayload, false), make([]byte, MaxPayload)...)
+	}
+	for range 30 {
+		a, b := pair(t)
+		a.mu.Lock()
+		a.draining = true
+		go a.drain() // at its look
+		var want, got []uint64
+		for sent := true; sent; {
+			var err error
+			if sent, err = a.try(packet(1), nil, false); err != nil {
+				t.Fatal(err)
+			}
+			if sent {
+				want = append(want, 1)
+			}
+		}
+		for id := uint64(2); id < 6; id++ { // there is no room for them
+			if err := a.sendPacket(packet(id), nil); err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, id)
+		}
+		a.mu.Unlock()
+		for range want {
+			m, err := b.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, m.ID)
+		}
+		a.Flush(10 * time.Second)
+		if err := a.Send(Message{Type: Reply, ID: 6}); err != nil {
+			t.Fatal(err)
+		}
+		m, err := b.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(append(got, m.ID), append(want, 6)); diff != "" {
+			t.Fatal(diff)
+		}
+	}
+}
