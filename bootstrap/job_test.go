@@ -19,6 +19,7 @@ import (
 
 	"github.com/gorun-dev/gorun/bootstrap/internal/server"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
+	"github.com/gorun-dev/gorun/bootstrap/internal/wire"
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
@@ -856,6 +857,18 @@ func TestRankErrAfterClose(t *testing.T) {
 	}
 	if d := time.Since(start); d >= statusWait {
 		t.Errorf("waited %v for events of a closed job", d)
+	}
+}
+
+// TestUnaskedEvents: a node that sends events to a rank which has not subscribed is in error; the rank does not crash.
+func TestUnaskedEvents(t *testing.T) {
+	jobs := served(t, 1)
+	defer jobs[0].Close()
+	var e wire.Encoder
+	e.Events([]store.Event{{Kind: store.Joined}})
+	err := jobs[0].ctl.(*remote).handle(wire.Message{Type: wire.Events, Payload: e.B})
+	if bad := new(wire.Error); !errors.As(err, &bad) || !strings.Contains(bad.Reason, "nobody has asked") {
+		t.Errorf("got %v, want an error of the protocol", err)
 	}
 }
 

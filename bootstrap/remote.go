@@ -192,6 +192,9 @@ func (r *remote) handle(m wire.Message) error {
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		if m.Type == wire.Events && r.subscribed == nil {
+			return &wire.Error{Reason: "a node sent events that nobody has asked for"}
+		}
 		for _, e := range events {
 			if e.Kind == store.Left || e.Kind == store.Died {
 				r.note(e.End)

@@ -223,7 +223,7 @@ func (l *link) receive(first uint64, batch [][]byte) {
 	l.in.Lock()
 	defer l.in.Unlock()
 	for i, b := range batch {
-		if number := first + uint64(i); number >= l.expected && len(l.ahead) < maxAhead {
+		if number := first + uint64(i); number == l.expected || number > l.expected && len(l.ahead) < maxAhead {
 			l.ahead[number] = b
 		}
 	}
