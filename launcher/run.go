@@ -109,6 +109,7 @@ type runner struct {
 	nStarted  int // ranks; known when forking is 0
 	nEnded    int
 	lastSig   syscall.Signal
+	traces    map[int]bool     // ranks that get SIGABRT for SIGTERM
 	asked     bool             // a signal to end the job came
 	over      bool             // the job ends for a reason that a restart does not mend, whatever failed before
 	pressed   time.Time        // when SIGINT came first
@@ -668,6 +669,7 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 	case why == ReasonTimeout:
 		r.look(func() {
 			if r.lastSig == 0 { // no signal to gorun was faster
+				r.traces = tracers(r.acct.Hang.Ranks)
 				r.escalate()
 				r.remindLater()
 			}
@@ -700,10 +702,14 @@ func (r *runner) escalate() {
 	if r.lastSig == syscall.SIGKILL {
 		r.suspects, r.spared = nil, nil
 	}
-	if len(r.suspects) == 0 {
-		r.toRanks(r.lastSig, nil)
+	var pick func(rank int) bool
+	if len(r.suspects) > 0 {
+		pick = func(rank int) bool { return !r.suspects[rank] }
+	}
+	if r.lastSig == syscall.SIGTERM {
+		r.askToEnd(pick)
 	} else {
-		r.toRanks(r.lastSig, func(rank int) bool { return !r.suspects[rank] })
+		r.toRanks(r.lastSig, pick)
 	}
 	switch {
 	case len(r.sequence) == 0 && r.lastSig == syscall.SIGKILL:

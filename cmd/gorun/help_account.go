@@ -25,7 +25,7 @@ with them ignored (nohup; the background of a script).
 
 --timeout-signal USR1@30s sends the ranks a signal 30 s before the timeout, to save what
 they have. A rank that does not catch it ends by it, which is a failure. The timeout itself
-is SIGTERM, and SIGKILL after --kill-grace.
+is SIGTERM (see below for Python), and SIGKILL after --kill-grace.
 
 What the ranks do (kill -IO PID, Ctrl-\, and before the ranks hear of a timeout) takes up
 to three seconds and stops no rank. First come the ranks that others wait for, and in what;
@@ -34,7 +34,8 @@ ones once; of other programs, and of ranks that do not answer, what Linux says o
 process: its state, and the system call that it is in. -v shows goroutines and frames of
 the Go runtime and of gorun, too; with --output-dir all that is in DIR/stacks.txt, and
 --report has it as hang. A Python program shows its own stacks on SIGUSR1 to gorun if it
-has called faulthandler.register(signal.SIGUSR1).
+has called faulthandler.register(signal.SIGUSR1). With -x PYTHONFAULTHANDLER=1 it writes them
+at the timeout: it gets SIGABRT then instead of SIGTERM, unless it catches SIGTERM.
 
 Each rank is the leader of a session of its own, and signals go to its whole process
 group. When the last rank has ended, whatever ranks left running is killed.
@@ -99,7 +100,8 @@ and count from start.
     ranks            each rank that ran:
       rank             its number
       goroutines       of one that answered: id, state, frames (func, line), by
-      processes        else: pid, command, threads (name, state, syscall, where)
+      processes        else: pid, command, threads (name, state, syscall, where), and
+                       catches_abrt, catches_term: whether it has handlers for those
       error            why there is less than that
   restarts       how often the job had been started again
   attempts       the attempts before this one, each in this form: the first and the last

@@ -1,12 +1,14 @@
 package stacks
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/gorun-dev/gorun/launcher/internal/syscalls"
 )
@@ -16,6 +18,9 @@ type Process struct {
 	PID     int      `json:"pid"`
 	Command string   `json:"command"` // the name of its program's file, else what the kernel calls it
 	Threads []Thread `json:"threads"` // the first thread first
+
+	CatchesABRT bool `json:"catches_abrt,omitempty"` // it has a handler for SIGABRT
+	CatchesTERM bool `json:"catches_term,omitempty"`
 }
 
 // Thread is one of a process.
@@ -40,6 +45,9 @@ func Look(root string, pid int) (Process, error) {
 	if exe, err := os.Readlink(filepath.Join(dir, "exe")); err == nil {
 		p.Command = clip(filepath.Base(strings.TrimSuffix(exe, " (deleted)")))
 	}
+	if status, err := os.ReadFile(filepath.Join(dir, "status")); err == nil {
+		p.CatchesABRT, p.CatchesTERM = catches(status, syscall.SIGABRT), catches(status, syscall.SIGTERM)
+	}
 	var tids []int
 	for _, e := range entries {
 		if tid, err := strconv.Atoi(e.Name()); err == nil {
@@ -62,6 +70,14 @@ func Look(root string, pid int) (Process, error) {
 		return Process{}, fmt.Errorf("look at process %d: %w", pid, os.ErrProcessDone)
 	}
 	return p, nil
+}
+
+// catches reports whether a process, of which status is the file in /proc, has a handler for a signal.
+func catches(status []byte, sig syscall.Signal) bool {
+	_, mask, _ := bytes.Cut(status, []byte("\nSigCgt:\t"))
+	mask, _, _ = bytes.Cut(mask, []byte("\n"))
+	set, err := strconv.ParseUint(string(mask), 16, 64)
+	return err == nil && set&(1<<(sig-1)) != 0
 }
 
 func lookThread(dir string, tid int) (Thread, bool) {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -271,5 +272,18 @@ func TestFit(t *testing.T) {
 func TestNamesAreClean(t *testing.T) {
 	if got, want := clip("a\x1b[2Jb\x9b\xff\u0085c"), "a?[2Jb??c"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestCatches(t *testing.T) {
+	for status, want := range map[string][2]bool{
+		"Name:\ta\nSigIgn:\t0000000000000020\nSigCgt:\t0000000000004000\nCapInh:\t0\n": {false, true},
+		"Name:\ta\nSigCgt:\t0000000000000020\n":                                        {true, false},
+		"Name:\ta\nSigCgt:\tx\n":                                                       {},
+		"":                                                                             {},
+	} {
+		if got := [2]bool{catches([]byte(status), syscall.SIGABRT), catches([]byte(status), syscall.SIGTERM)}; got != want {
+			t.Errorf("%q: got %v, want %v", status, got, want)
+		}
 	}
 }

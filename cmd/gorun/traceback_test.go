@@ -1,0 +1,56 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher"
+)
+
+// A Python rank that has its faulthandler on writes where it is before the timeout ends it, unless it wants SIGTERM for itself; another is told how.
+func TestTimeoutTellsTracebacks(t *testing.T) {
+	python, err := exec.LookPath("/usr/bin/python3") // what else is in PATH may be a wrapper
+	if err != nil {
+		python, err = exec.LookPath("python3")
+	}
+	if err != nil {
+		if os.Getenv("GORUN_CI") == "1" {
+			t.Fatal("python3 is not installed, and GORUN_CI=1 demands it")
+		}
+		t.Skip("python3 is not installed")
+	}
+	script := `cat >$RANKDIR/$RANK.py <<'.'
+import os, signal, sys, time
+def load_batch():
+    time.sleep(1000)
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", file=sys.stderr)))
+load_batch()
+.
+[ $RANK = 2 ] && unset PYTHONFAULTHANDLER; ulimit -c 0; exec ` + python + ` $RANKDIR/$RANK.py`
+	want := regexp.MustCompile(`(?s)^gorun: what the ranks do after .*python.*
+  with -x PYTHONFAULTHANDLER=1 Python's ranks write their tracebacks at --timeout
+.*\[0\]   File "\S+0\.py", line 3 in load_batch
+.*
+gorun: timeout: the job has run for \S+
+  then: rank 0 ended by gorun \(SIGABRT\); ranks 1,2 ended by gorun \(SIGTERM\)
+$`)
+	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
+		slowly(t, 2*time.Second, func(d time.Duration) error {
+			j := newJob(t, "-np", "3", "--tag-output", "--timeout", d.String(), "-x", "PYTHONFAULTHANDLER=1", "sh", "-c", script)
+			if got := j.run(); got != launcher.ExitTimeout {
+				t.Errorf("exit code %d", got)
+			}
+			j.gone()
+			text := j.err.String()
+			if !want.MatchString(text) || !regexp.MustCompile(`(?m)^\[1\] saved$`).MatchString(text) {
+				return fmt.Errorf("stderr\n%s\nwant %v and rank 1's word", text, want)
+			}
+			return nil
+		})
+	})
+}

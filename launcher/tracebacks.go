@@ -1,0 +1,46 @@
+package launcher
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/gorun-dev/gorun/launcher/internal/stacks"
+)
+
+// Python says where it is only to those whom it has told how: PYTHONFAULTHANDLER=1 has it catch SIGABRT, write where each of its threads is to stderr, and
+// die of the signal. Ranks that do so get SIGABRT instead of SIGTERM when the job's time is over, unless they catch SIGTERM: they may want to save what they have.
+
+func isPython(p stacks.Process) bool { return strings.HasPrefix(p.Command, "python") }
+
+// tracers are the ranks of which a process is such a Python.
+func tracers(ranks []RankStacks) map[int]bool {
+	traces := map[int]bool{}
+	for _, r := range ranks {
+		if slices.ContainsFunc(r.Processes, func(p stacks.Process) bool { return isPython(p) && p.CatchesABRT }) &&
+			!slices.ContainsFunc(r.Processes, func(p stacks.Process) bool { return p.CatchesTERM }) {
+			traces[r.Rank] = true
+		}
+	}
+	return traces
+}
+
+// tracebackHint is a line for a person whose Python ranks do not write where they are; nil where there are none.
+func tracebackHint(ranks []RankStacks) []string {
+	for _, r := range ranks {
+		if slices.ContainsFunc(r.Processes, func(p stacks.Process) bool { return isPython(p) && !p.CatchesABRT }) {
+			return []string{"with -x PYTHONFAULTHANDLER=1 Python's ranks write their tracebacks at --timeout"}
+		}
+	}
+	return nil
+}
+
+// askToEnd sends SIGTERM, and SIGABRT to those who then write where they are. SIGTERM is the first: from then on the job is ending.
+func (r *runner) askToEnd(pick func(rank int) bool) {
+	if len(r.traces) == 0 {
+		r.toRanks(syscall.SIGTERM, pick)
+		return
+	}
+	r.toRanks(syscall.SIGTERM, func(rank int) bool { return !r.traces[rank] && (pick == nil || pick(rank)) })
+	r.toRanks(syscall.SIGABRT, func(rank int) bool { return r.traces[rank] && (pick == nil || pick(rank)) })
+}
