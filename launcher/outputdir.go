@@ -92,7 +92,7 @@ func (d *outputDir) take(next outputRecord) error {
 	for rank := range next.Ranks {
 		for _, stream := range []string{"stdout", "stderr"} {
 			file := d.file(rank, stream)
-			info, err := os.Lstat(file)
+			info, err := os.Stat(file) // a link's file would be emptied as well
 			if err == nil && info.Mode().IsRegular() && info.Size() > 0 && next.has(rank, stream) && !before.has(rank, stream) {
 				return fmt.Errorf("write output to %s (--output-dir): gorun did not write what is there; remove it, or give another directory", file)
 			}

@@ -2,17 +2,13 @@ package launcher
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -879,69 +875,4 @@ func (r *runner) drain() bool {
 			}
 		}
 	}
-}
-
-// WriteReport writes the account as JSON to a file, whole or not at all. What is there and is no regular file (a pipe,
-// a terminal, /dev/stdout) is written to, never replaced; a symbolic link is followed.
-func (a *Account) WriteReport(file string) error {
-	data, err := json.MarshalIndent(a, "", "  ")
-	if err != nil {
-		return err
-	}
-	data = append(data, '\n')
-	info, err := os.Lstat(file)
-	if err == nil && info.Mode()&fs.ModeSymlink != 0 && !strings.HasPrefix(file, "/dev/") && !strings.HasPrefix(file, "/proc/") {
-		if real, err := filepath.EvalSymlinks(file); err == nil {
-			return a.WriteReport(real)
-		}
-	}
-	if err == nil && !info.Mode().IsRegular() {
-		f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0) // /dev/stdout may be a file that the ranks wrote to
-		if err == nil {
-			_, err = f.Write(data)
-			err = errors.Join(err, f.Close())
-		}
-		return reportError(file, err)
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(file), ".gorun-report-*")
-	if err != nil {
-		return reportError(file, err)
-	}
-	_, err = tmp.Write(data)
-	err = errors.Join(err, tmp.Chmod(0o644), tmp.Close())
-	if err == nil {
-		err = os.Rename(tmp.Name(), file)
-	}
-	if err != nil {
-		os.Remove(tmp.Name())
-	}
-	return reportError(file, err)
-}
-
-// CheckReport says why WriteReport could not write the file, as far as can be known beforehand.
-func CheckReport(file string) error {
-	if real, err := filepath.EvalSymlinks(file); err == nil {
-		file = real
-	}
-	info, err := os.Stat(file)
-	switch {
-	case err == nil && info.IsDir():
-		return reportError(file, unix.EISDIR)
-	case err == nil && !info.Mode().IsRegular():
-		return reportError(file, unix.Access(file, unix.W_OK))
-	}
-	return reportError(file, unix.Access(filepath.Dir(file), unix.W_OK|unix.X_OK))
-}
-
-// reportError names the file that the user gave, not a temporary one.
-func reportError(file string, err error) error {
-	if err == nil {
-		return nil
-	}
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		err = p.Err
-	} else if l, ok := errors.AsType[*os.LinkError](err); ok {
-		err = l.Err
-	}
-	return fmt.Errorf("write report %s: %w", file, err)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -237,6 +238,38 @@ func TestSignalWhileTelling(t *testing.T) {
 		t.Errorf("told %q, %v", got, err)
 	}
 	<-told
+}
+
+// A report that nobody reads is given up when gorun is to end; one that is read in time is written.
+func TestReportWithoutReader(t *testing.T) {
+	write := func(bound time.Duration) (fifo string, written chan error) {
+		fifo = filepath.Join(t.TempDir(), "fifo")
+		if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		signals := make(chan os.Signal, 1)
+		signals <- syscall.SIGINT
+		written = make(chan error, 1)
+		go func() { written <- writeReport(stdio{signals: signals}, &launcher.Account{Job: "x"}, fifo, bound) }()
+		return fifo, written
+	}
+	fifo, written := write(time.Millisecond)
+	select {
+	case err := <-written:
+		if want := "write report " + fifo + ": not done 1ms after gorun was to end (a pipe without a reader?)"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it is waited for a reader, signal or not")
+	}
+	if _, err := os.ReadFile(fifo); err != nil { // lets the writer go
+		t.Error(err)
+	}
+	fifo, written = write(time.Minute)
+	text, err := os.ReadFile(fifo)
+	if err := errors.Join(err, <-written); err != nil || !strings.HasPrefix(string(text), "{\n") {
+		t.Errorf("the pipe held %q, %v", text, err)
+	}
 }
 
 // stderrLines gives what gorun says, a line a call.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -62,7 +63,7 @@ func jobFlags() []flagDef {
 }
 
 func usagef(format string, args ...any) error {
-	return &launcher.UsageError{Msg: sprintf(format, args...)}
+	return &launcher.UsageError{Msg: fmt.Sprintf(format, args...)}
 }
 
 // notEmpty refuses the value of a variable that is not set.

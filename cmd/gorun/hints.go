@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"strings"
@@ -82,7 +83,7 @@ func hintJobFile(err error, program string) error {
 	if !ok || !hasJob(program) {
 		return err
 	}
-	return &launcher.StartError{Code: s.Code, Msg: sprintf("run %s: it seems to be a job file; say gorun -f %s", program, program)}
+	return &launcher.StartError{Code: s.Code, Msg: fmt.Sprintf("run %s: it seems to be a job file; say gorun -f %s", program, program)}
 }
 
 // hasJob reports whether a file has a table that makes it a job file, near its beginning.

@@ -14,8 +14,6 @@ import (
 	"github.com/gorun-dev/gorun/launcher"
 )
 
-func sprintf(format string, args ...any) string { return fmt.Sprintf(format, args...) }
-
 // launch is gorun without a subcommand, and gorun run.
 func launch(args []string, io stdio) int {
 	q, err := parse(args)
@@ -77,7 +75,7 @@ func launch(args []string, io stdio) int {
 		Signals: io.signals, Verbose: q.verbose, OwnProcess: true})
 	tell(io, acct)
 	if job.Report != "" {
-		if err := acct.WriteReport(job.Report); err != nil {
+		if err := writeReport(io, acct, job.Report, lastReport); err != nil {
 			code := fail(io, err)
 			if acct.Code == launcher.ExitOK {
 				return code
@@ -181,34 +179,50 @@ func hintCommand(err error, job launcher.Job, program string) error {
 	return &launcher.StartError{Code: s.Code, Msg: s.Error() + "; for gorun's own command say " + hint}
 }
 
-// lastWords is how long the account of a job that the user or its time has ended may take to be written: stderr may have
-// no reader.
-const lastWords = time.Second
+const (
+	// lastWords is how long the account of a job that the user or its time has ended may take to be shown: stderr may have no reader.
+	lastWords = time.Second
+	// lastReport is the same for --report: its file may be on a network's file system, or a pipe without a reader.
+	lastReport = 10 * time.Second
+)
 
-// tell writes the summary. A reader of stderr that is slow is waited for, unless gorun is to end: then it has lastWords.
+// tell writes the summary.
 func tell(io stdio, acct *launcher.Account) {
-	text := acct.Summary()
-	if text == "" {
-		return
+	if text := acct.Summary(); text != "" {
+		untilEnd(io, acct, lastWords, func() { fmt.Fprint(io.err, text) })
 	}
+}
+
+// writeReport writes the account to the file of --report. bound is lastReport.
+func writeReport(io stdio, acct *launcher.Account, file string, bound time.Duration) error {
+	written := make(chan error, 1)
+	if !untilEnd(io, acct, bound, func() { written <- acct.WriteReport(file) }) {
+		return fmt.Errorf("write report %s: not done %v after gorun was to end (a pipe without a reader?)", file, bound)
+	}
+	return <-written
+}
+
+// untilEnd does what may have to wait for a reader, and reports whether it is done. A slow reader is waited for, unless gorun is to end, or a signal says so
+// meanwhile: then there is a bound.
+func untilEnd(io stdio, acct *launcher.Account, bound time.Duration, do func()) bool {
 	done := make(chan struct{})
 	go func() {
-		fmt.Fprint(io.err, text)
+		do()
 		close(done)
 	}()
 	var over <-chan time.Time
 	if acct.Cut || acct.Reason == launcher.ReasonSignal || acct.Reason == launcher.ReasonTimeout {
-		over = time.After(lastWords)
+		over = time.After(bound)
 	}
 	for {
 		select {
 		case <-done:
-			return
+			return true
 		case <-over:
-			return
+			return false
 		case s := <-io.signals:
 			if over == nil && (s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP) {
-				over = time.After(lastWords)
+				over = time.After(bound)
 			}
 		}
 	}
