@@ -500,7 +500,7 @@ func lastLines(text []byte, n int) []string {
 		}
 		const most = 400
 		if len(l) > most {
-			l = l[:most] + "..."
+			l = l[:wholeRunes([]byte(l[:most]))] + "..."
 		}
 		lines[i] = l
 	}

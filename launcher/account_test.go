@@ -167,6 +167,9 @@ func TestLastLines(t *testing.T) {
 			t.Errorf("lastLines(%q) = %q, want %q", c.text, got, c.want)
 		}
 	}
+	if got := lastLines([]byte("x"+strings.Repeat("é", 1000)), 1); len(got) != 1 || got[0] != "x"+strings.Repeat("é", 199)+"..." {
+		t.Errorf("a line that is cut within a character: %q", got)
+	}
 	if got := lastLines([]byte(strings.Repeat("x", 1000)), 1); len(got) != 1 || len(got[0]) != 403 {
 		t.Errorf("a long line is %d bytes, want 403", len(got[0]))
 	}

@@ -295,6 +295,9 @@ func (a *agent) forkOne(i int) error {
 		}
 	}
 	if err != nil {
+		a.mu.Lock()
+		a.forking, a.starting, a.late = -1, -1, nil
+		a.mu.Unlock()
 		unix.Close(outR)
 		if errR >= 0 {
 			unix.Close(errR)

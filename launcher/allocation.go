@@ -2,11 +2,10 @@ package launcher
 
 import (
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
-	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
@@ -114,9 +113,9 @@ func batchStep(id string) bool {
 func pbsAllocation(env map[string]string) (Allocation, error) {
 	file := env["PBS_NODEFILE"]
 	a := Allocation{From: "PBS_NODEFILE"}
-	data, err := os.ReadFile(file)
+	data, err := files.Read(file, maxHostfile)
 	if err != nil {
-		return a, fmt.Errorf("PBS_NODEFILE %s: %s", file, hostfacts.Reason(err))
+		return a, fmt.Errorf("PBS_NODEFILE %s: %s", file, files.Reason(err))
 	}
 	a.Hosts, err = DecodeHostfile(file, data)
 	if err != nil {

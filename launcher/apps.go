@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gorun-dev/gorun/launcher/internal/placement"
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
@@ -201,11 +202,10 @@ func sets(settings []Setting, name string) bool {
 }
 
 // lookup is the value of a variable in an environment: the first, which is what getenv finds.
-func lookup(environ []string, name string) (string, bool) {
-	for _, kv := range environ {
-		if isVar(kv, name) {
-			return kv[len(name)+1:], true
-		}
-	}
-	return "", false
+func lookup(environ []string, name string) (string, bool) { return placement.LookupIn(environ)(name) }
+
+// getenv is lookup where a variable that is not set is as good as an empty one.
+func getenv(environ []string, name string) string {
+	value, _ := lookup(environ, name)
+	return value
 }

@@ -26,7 +26,7 @@ func CheckHost(job Job, environ []string) *HostFacts {
 			continue
 		}
 		seen = append(seen, name)
-		p, err := FindProgram(name, lookupIn(environ, "PATH"))
+		p, err := FindProgram(name, getenv(environ, "PATH"))
 		if err == nil && p.GoDir != "" {
 			p.Path = p.GoDir
 			_, err = exec.LookPath("go")
@@ -42,13 +42,3 @@ func CheckHost(job Job, environ []string) *HostFacts {
 
 // FormatBytes is a size for people: "7.8 GiB"; -1 is unlimited.
 func FormatBytes(n int64) string { return hostfacts.Bytes(n) }
-
-func lookupIn(environ []string, name string) string {
-	value := ""
-	for _, kv := range environ {
-		if isVar(kv, name) {
-			value = kv[len(name)+1:]
-		}
-	}
-	return value
-}

@@ -25,7 +25,7 @@ func (s *agentServer) check(c *agentwire.Check) error {
 	answer.At = addrs[0]
 	first := answerAt(c.Key, c.Host, &answer.At, c.PortFrom, c.PortTo)
 	defer first.close()
-	reach := &reacher{key: c.Key, host: c.Host, addrs: func() []agentwire.Address { return addrs }, at: answer.At, from: c.PortFrom, to: c.PortTo, say: s.mux.Send}
+	reach := &reacher{key: c.Key, host: c.Host, addrs: addrs, at: answer.At, from: c.PortFrom, to: c.PortTo, say: s.mux.Send}
 	defer reach.close()
 	s.mux.Send(&agentwire.Message{Checked: answer})
 	timeout := time.NewTimer(prepareWait)

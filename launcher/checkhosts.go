@@ -257,7 +257,7 @@ func (c *checker) open(ctx context.Context, i int) (*checkLink, error) {
 	l := &checkLink{session: s}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
-	if err = agentwire.ReadPreface(s, Build()); err == nil {
+	if err = agentwire.ReadPreface(s, buildName()); err == nil {
 		l.mux, err = agentwire.Dial(&sessionConn{s})
 	}
 	if err != nil {
@@ -389,7 +389,7 @@ func (c *checker) local() {
 			c.fault(i, true, "free ports of it, or give another range", "%s", h.at.Err)
 			continue
 		}
-		c.links[i] = &checkLink{probers: p, reach: &reacher{key: c.key, host: i, addrs: func() []agentwire.Address { return addrs }, at: h.at, from: from, to: to}}
+		c.links[i] = &checkLink{probers: p, reach: &reacher{key: c.key, host: i, addrs: addrs, at: h.at, from: from, to: to}}
 	}
 }
 

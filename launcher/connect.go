@@ -34,8 +34,8 @@ const (
 	allSeeds = 64
 )
 
-// Build names this program for the agents that it starts: both are of one build.
-func Build() string {
+// buildName names this program for the agents that it starts: both are of one build.
+func buildName() string {
 	version, revision, modified := "devel", "", ""
 	if info, ok := debug.ReadBuildInfo(); ok {
 		if info.Main.Version != "" {
@@ -377,7 +377,7 @@ func (c *connector) open(index int, connected func()) (*remoteHost, error) {
 		s.Close()
 		return nil, err
 	}
-	if err := agentwire.ReadPreface(s, Build()); err != nil {
+	if err := agentwire.ReadPreface(s, buildName()); err != nil {
 		return fail(err)
 	}
 	if h.mux, err = agentwire.Dial(&sessionConn{s}); err != nil {

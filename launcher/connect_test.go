@@ -24,7 +24,7 @@ func (w madeUp) Open(_ context.Context, t way.Target, line string) (way.Session,
 		defer close(s.ended)
 		defer far.Close()
 		fmt.Fprintf(far, "%s start /nowhere/gorun\n", mark)
-		agentwire.WritePreface(far, Build())
+		agentwire.WritePreface(far, buildName())
 		if mux, err := agentwire.Accept(far); err == nil {
 			w[t.Name](mux)
 			mux.Close()

@@ -492,3 +492,21 @@ func TestRest(t *testing.T) {
 		t.Error("after the context's end it says to go on")
 	}
 }
+
+// The caller's context ends a restart's message that nobody reads, too.
+func TestTellEndsWithContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	defer r.Close()
+	cancel()
+	told := make(chan bool, 1)
+	go func() { told <- tell(ctx, Options{Stderr: w}, "text") }()
+	select {
+	case yes := <-told:
+		if yes {
+			t.Error("what nobody has read was told")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it is waited for a reader after the context's end")
+	}
+}

@@ -188,6 +188,7 @@ func (h *localHost) startNode(ctx context.Context) error {
 func (h *localHost) leave() {
 	if h.node != nil {
 		h.node.Close()
+		h.node = nil
 	}
 	if h.masterFD >= 0 {
 		unix.Close(h.masterFD)

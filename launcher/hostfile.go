@@ -3,18 +3,20 @@ package launcher
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 )
+
+// maxHostfile bounds a hostfile, in bytes.
+const maxHostfile = 16 << 20
 
 // ReadHostfile reads the hosts of a hostfile. An error is a *UsageError that names file, line and column.
 func ReadHostfile(name string) ([]Host, error) {
-	data, err := os.ReadFile(name)
+	data, err := files.Read(name, maxHostfile)
 	if err != nil {
-		return nil, usagef("hostfile %s: %s", name, hostfacts.Reason(err))
+		return nil, usagef("hostfile %s: %s", name, files.Reason(err))
 	}
 	return DecodeHostfile(name, data)
 }

@@ -31,9 +31,9 @@ func onInterface(env []string, name string) []string {
 // ncclConfigured reports whether a file that NCCL reads sets a variable, which one in the environment would override.
 func ncclConfigured(env []string, name string) bool {
 	files := []string{"/etc/nccl.conf"}
-	if own := lookupIn(env, "NCCL_CONF_FILE"); own != "" {
+	if own := getenv(env, "NCCL_CONF_FILE"); own != "" {
 		files = append(files, own)
-	} else if home := lookupIn(env, "HOME"); home != "" {
+	} else if home := getenv(env, "HOME"); home != "" {
 		files = append(files, filepath.Join(home, ".nccl.conf"))
 	}
 	for _, file := range files {
@@ -57,7 +57,7 @@ func ncclConfigured(env []string, name string) bool {
 func interfaceNotes(env []string) []string {
 	var asked []string
 	for _, v := range []string{"NCCL_SOCKET_IFNAME", "MCCL_SOCKET_IFNAME"} {
-		if lookupIn(env, v) != "" {
+		if getenv(env, v) != "" {
 			asked = append(asked, v)
 		}
 	}
@@ -74,7 +74,7 @@ func interfaceNotes(env []string) []string {
 	}
 	var notes []string
 	for _, v := range asked {
-		if value := lookupIn(env, v); !namesInterface(value, names) {
+		if value := getenv(env, v); !namesInterface(value, names) {
 			notes = append(notes, fmt.Sprintf("%s=%s names none of its interfaces: %s", v, value, strings.Join(names, " ")))
 		}
 	}

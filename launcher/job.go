@@ -115,8 +115,8 @@ func (e *UsageError) Error() string {
 
 func usagef(format string, args ...any) error { return &UsageError{Msg: fmt.Sprintf(format, args...)} }
 
-// ParseDuration reads a duration of a flag or job file: as Go writes them ("90s", "1h30m"), or a number of seconds.
-func ParseDuration(s string) (time.Duration, error) {
+// parseDuration reads a duration of a flag or job file: as Go writes them ("90s", "1h30m"), or a number of seconds.
+func parseDuration(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil {
 		var err2 error
@@ -133,17 +133,17 @@ func ParseDuration(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// ParseTimeout reads a time for a job: a duration, 0 for none.
-func ParseTimeout(s string) (time.Duration, error) {
-	d, err := ParseDuration(s)
+// parseTimeout reads a time for a job: a duration, 0 for none.
+func parseTimeout(s string) (time.Duration, error) {
+	d, err := parseDuration(s)
 	if err == nil && d == 0 {
 		return NoTimeout, nil
 	}
 	return d, err
 }
 
-// ParseStdin reads who gets gorun's stdin: a rank's number, all or none.
-func ParseStdin(s string) (string, error) {
+// parseStdin reads who gets gorun's stdin: a rank's number, all or none.
+func parseStdin(s string) (string, error) {
 	if s == StdinAll || s == StdinNone {
 		return s, nil
 	}
@@ -153,18 +153,18 @@ func ParseStdin(s string) (string, error) {
 	return "", &valueError{s, "a rank's number, all or none"}
 }
 
-// ParseGrace reads a kill grace: a duration, 0 for none.
-func ParseGrace(s string) (time.Duration, error) {
-	d, err := ParseDuration(s)
+// parseGrace reads a kill grace: a duration, 0 for none.
+func parseGrace(s string) (time.Duration, error) {
+	d, err := parseDuration(s)
 	if err == nil && d == 0 {
 		return NoGrace, nil
 	}
 	return d, err
 }
 
-// ParseConnectTimeout reads a duration that is not zero.
-func ParseConnectTimeout(s string) (time.Duration, error) {
-	d, err := ParseDuration(s)
+// parsePositive reads a duration that is not zero.
+func parsePositive(s string) (time.Duration, error) {
+	d, err := parseDuration(s)
 	if err == nil && d == 0 {
 		return 0, fmt.Errorf("%q is no time at all", s)
 	}

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 )
 
@@ -84,7 +84,7 @@ func (f *jobFiles) makeDir(need int64, program bool) error {
 	var why []string
 	for _, base := range jobDirBases() {
 		if err := fits(base, need, program); err != nil {
-			why = append(why, fmt.Sprintf("%s: %s", base, hostfacts.Reason(err)))
+			why = append(why, fmt.Sprintf("%s: %s", base, files.Reason(err)))
 			continue
 		}
 		f.sweep(base, time.Minute) // one that is being made is locked soon
@@ -95,7 +95,7 @@ func (f *jobFiles) makeDir(need int64, program bool) error {
 			return fmt.Errorf("speak to the keeper: %w", err)
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
-			why = append(why, fmt.Sprintf("%s: %s", base, hostfacts.Reason(err)))
+			why = append(why, fmt.Sprintf("%s: %s", base, files.Reason(err)))
 			continue
 		}
 		f.dir = dir
@@ -152,7 +152,7 @@ func (f *jobFiles) sweep(base string, age time.Duration) {
 	if !ownDisk(base) {
 		return // the lock of an agent on another machine may not be seen
 	}
-	names, err := filepath.Glob(filepath.Join(hostfacts.GlobQuote(base), jobDirPrefix+"*"))
+	names, err := filepath.Glob(filepath.Join(files.GlobQuote(base), jobDirPrefix+"*"))
 	if err != nil {
 		return
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,7 +12,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 
-	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 )
 
 // hostKeys are the keys of a [[host]]; those with a max are numbers from 1.
@@ -66,6 +65,9 @@ var jobHints = map[string]string{
 	"nodes": "a host is a table of its own: [[host]]", "ranks": "the number of ranks is np", "command": "the program is program, and args",
 }
 
+// maxJobFile bounds a job file, in bytes: one with all hosts that there may be is smaller.
+const maxJobFile = 16 << 20
+
 // ReadJobFile reads a job from a TOML file. Paths in it are relative to the directory in which gorun runs, as on a
 // command line. An error is a *UsageError that names file and line.
 func ReadJobFile(name string) (Job, error) {
@@ -75,9 +77,9 @@ func ReadJobFile(name string) (Job, error) {
 
 // ReadJobFilePlaces also says where in the file each setting stands.
 func ReadJobFilePlaces(name string) (Job, Places, error) {
-	data, err := os.ReadFile(name)
+	data, err := files.Read(name, maxJobFile)
 	if err != nil {
-		return Job{}, nil, usagef("job file %s: %s", name, hostfacts.Reason(err))
+		return Job{}, nil, usagef("job file %s: %s", name, files.Reason(err))
 	}
 	return decodeJob(name, data)
 }

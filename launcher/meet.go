@@ -154,9 +154,9 @@ func (c *chooser) take(host int, m *agentwire.Message) error {
 type reacher struct {
 	key      []byte
 	host     int
-	addrs    func() []agentwire.Address // of the host
-	at       agentwire.Address          // where it answers already
-	from, to int                        // ports; 0: any
+	addrs    []agentwire.Address // of the host
+	at       agentwire.Address   // where it answers already
+	from, to int                 // ports; 0: any
 	say      func(*agentwire.Message)
 
 	mu      sync.Mutex // guards the rest
@@ -192,7 +192,7 @@ func (r *reacher) handle(m *agentwire.Message) bool {
 }
 
 func (r *reacher) listen() []agentwire.Address {
-	addrs := slices.DeleteFunc(r.addrs(), func(a agentwire.Address) bool { return a.IP == r.at.IP })
+	addrs := slices.DeleteFunc(slices.Clone(r.addrs), func(a agentwire.Address) bool { return a.IP == r.at.IP })
 	addrs = slices.Insert(addrs, 0, r.at)
 	r.mu.Lock()
 	defer r.mu.Unlock()

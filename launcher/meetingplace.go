@@ -58,7 +58,7 @@ func (r *runner) prepareHere(ctx context.Context, index int, key []byte) error {
 		at.Port = int(a.Port())
 	}
 	h.at = at
-	h.reach = &reacher{key: key, host: index, addrs: func() []agentwire.Address { return addrs }, at: at, from: p.Remote.PortFrom, to: p.Remote.PortTo}
+	h.reach = &reacher{key: key, host: index, addrs: addrs, at: at, from: p.Remote.PortFrom, to: p.Remote.PortTo}
 	h.notes = interfaceNotes(p.environ(&p.Ranks[slices.IndexFunc(p.Ranks, func(pr PlanRank) bool { return pr.Host == index })], nil))
 	return nil
 }

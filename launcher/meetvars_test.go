@@ -31,7 +31,7 @@ func TestPlanMeetingPoint(t *testing.T) {
 					t.Fatal(err)
 				}
 				r := &p.Ranks[0]
-				at := p.atLaunch("id", "sock", "10.0.0.1", 4711)
+				at := launchVars("id", "sock", "10.0.0.1", 4711)
 				env := p.environ(r, at)
 				if hosts != nil {
 					env = remoteEnviron([]string{"PATH=/far", "MASTER_PORT=1"}, p.Remote.Forward, r.Env, at)

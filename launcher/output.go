@@ -172,7 +172,7 @@ func (c *collector) loop() {
 			if err == unix.EINTR {
 				continue
 			}
-			c.fail(err)
+			c.fail(fmt.Errorf("wait for the ranks' output: %w", err))
 			if c.sinkErr == nil {
 				break
 			}

@@ -27,10 +27,10 @@ func openOutputFiles(dir string, ranks int, merge, goOn bool) (*outputFiles, err
 		of := filepath.Join(dir, "rank."+strconv.Itoa(rank))
 		err := os.MkdirAll(of, 0o777)
 		if err == nil {
-			err = open(&f.out, filepath.Join(of, "stdout"), flag)
+			err = openInto(&f.out, filepath.Join(of, "stdout"), flag)
 		}
 		if err == nil && !merge {
-			err = open(&f.err, filepath.Join(of, "stderr"), flag)
+			err = openInto(&f.err, filepath.Join(of, "stderr"), flag)
 		}
 		if err != nil {
 			f.close()
@@ -40,7 +40,8 @@ func openOutputFiles(dir string, ranks int, merge, goOn bool) (*outputFiles, err
 	return f, nil
 }
 
-func open(list *[]*os.File, name string, flag int) error {
+// openInto opens a file and adds it to a list.
+func openInto(list *[]*os.File, name string, flag int) error {
 	f, err := os.OpenFile(name, flag, 0o666)
 	if err == nil {
 		*list = append(*list, f)

@@ -174,7 +174,7 @@ func (j Job) planStdin(ranks int) (int, error) {
 	case StdinAll:
 		return AllStdin, nil
 	}
-	if _, err := ParseStdin(j.Stdin); err != nil {
+	if _, err := parseStdin(j.Stdin); err != nil {
 		return 0, usagef("--stdin %v", err)
 	}
 	rank, _ := strconv.Atoi(j.Stdin)
@@ -497,8 +497,8 @@ func isVar(kv, name string) bool {
 	return len(kv) > len(name) && kv[len(name)] == '=' && kv[:len(name)] == name
 }
 
-// atLaunch is what is drawn when the job is launched, the same for all ranks of a host.
-func (p *Plan) atLaunch(job, control, addr string, port int) []string {
+// launchVars are the variables that AtLaunch names, the same for all ranks of a host.
+func launchVars(job, control, addr string, port int) []string {
 	e := rankenv.Env{Job: job, Control: control, MasterAddr: addr, MasterPort: port}
 	return slices.DeleteFunc(e.Environ(), func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")

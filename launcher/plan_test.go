@@ -86,7 +86,7 @@ func TestPlanEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := p.environ(&p.Ranks[2], p.atLaunch("id", "sock", "127.0.0.1", 4711))
+	env := p.environ(&p.Ranks[2], launchVars("id", "sock", "127.0.0.1", 4711))
 	got := map[string]string{}
 	for _, kv := range env {
 		name, value, _ := strings.Cut(kv, "=")
@@ -193,17 +193,17 @@ func TestNearest(t *testing.T) {
 
 func TestParseDuration(t *testing.T) {
 	for in, want := range map[string]time.Duration{"5": 5 * time.Second, "0.5": 500 * time.Millisecond, "2m": 2 * time.Minute, "1h30m": 90 * time.Minute, "0": 0} {
-		if got, err := ParseDuration(in); err != nil || got != want {
-			t.Errorf("ParseDuration(%q) = %v, %v, want %v", in, got, err, want)
+		if got, err := parseDuration(in); err != nil || got != want {
+			t.Errorf("parseDuration(%q) = %v, %v, want %v", in, got, err, want)
 		}
 	}
 	for _, in := range []string{"", "x", "-1", "-1s", "5 s"} {
-		if got, err := ParseDuration(in); err == nil {
-			t.Errorf("ParseDuration(%q) = %v, want an error", in, got)
+		if got, err := parseDuration(in); err == nil {
+			t.Errorf("parseDuration(%q) = %v, want an error", in, got)
 		}
 	}
-	if got, err := ParseGrace("0s"); err != nil || got != NoGrace {
-		t.Errorf("ParseGrace(0s) = %v, %v, want NoGrace", got, err)
+	if got, err := parseGrace("0s"); err != nil || got != NoGrace {
+		t.Errorf("parseGrace(0s) = %v, %v, want NoGrace", got, err)
 	}
 }
 

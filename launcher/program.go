@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 	"github.com/gorun-dev/gorun/launcher/internal/procgroup"
 )
 
@@ -45,7 +45,7 @@ func (e *StartError) Error() string {
 	if e.Err == nil {
 		return e.Msg
 	}
-	return e.Msg + ": " + hostfacts.Reason(e.Err)
+	return e.Msg + ": " + files.Reason(e.Err)
 }
 func (e *StartError) Unwrap() error { return e.Err }
 
@@ -94,13 +94,13 @@ func FindProgram(name, path string) (Program, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		if hint := inOneWord(name); hint != "" {
-			return p, &StartError{Code: ExitNotFound, Msg: "run " + quoted + ": " + hostfacts.Reason(err) + hint}
+			return p, &StartError{Code: ExitNotFound, Msg: "run " + quoted + ": " + files.Reason(err) + hint}
 		}
 		return p, &StartError{Code: ExitNotFound, Msg: "run " + quoted, Err: err}
 	case err != nil:
 		return p, &StartError{Code: ExitCannotRun, Msg: "run " + quoted, Err: err}
 	case info.IsDir():
-		if files, _ := filepath.Glob(filepath.Join(hostfacts.GlobQuote(full), "*.go")); len(files) == 0 {
+		if files, _ := filepath.Glob(filepath.Join(files.GlobQuote(full), "*.go")); len(files) == 0 {
 			return p, &StartError{Code: ExitCannotRun, Msg: "run " + quoted + ": is a directory without Go files"}
 		}
 		p.GoDir = full

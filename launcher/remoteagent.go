@@ -64,7 +64,7 @@ func serveAgent(onFork func(rank int)) error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil && err != unix.EINVAL {
 		return fmt.Errorf("become child subreaper: %w", err)
 	}
-	if err := agentwire.WritePreface(out, Build()); err != nil {
+	if err := agentwire.WritePreface(out, buildName()); err != nil {
 		return fmt.Errorf("speak to gorun: %w", err)
 	}
 	conn := &stdioConn{in, out}
@@ -322,7 +322,7 @@ func (s *agentServer) prepare() error {
 	if a, err := netip.ParseAddrPort(where.Addr); err == nil {
 		at.Port = int(a.Port())
 	}
-	s.reach = &reacher{key: j.Key, host: j.Node, addrs: func() []agentwire.Address { return addrs }, at: at, from: j.PortFrom, to: j.PortTo, say: s.mux.Send}
+	s.reach = &reacher{key: j.Key, host: j.Node, addrs: addrs, at: at, from: j.PortFrom, to: j.PortTo, say: s.mux.Send}
 	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Node: where, At: at, Dir: []byte(s.dir), OwnDir: s.ownDir, NoDir: s.noDir,
 		Notes: s.notes(), Place: s.place}})
 	return nil
@@ -383,7 +383,7 @@ func findHere(p agentwire.Program) (Program, error) {
 // environ is the environment of a rank: this login's, what gorun forwards, and the rank's own.
 func (s *agentServer) environ(rank int, job, control string, m meeting) []string {
 	i := slices.IndexFunc(s.job.Ranks, func(r agentwire.Rank) bool { return r.Rank == rank })
-	at := (&Plan{}).atLaunch(job, control, m.addr, m.port)
+	at := launchVars(job, control, m.addr, m.port)
 	own := s.job.Ranks[i].Env.Unpack()
 	if vars := s.placeEnv[i]; len(vars) > 0 {
 		own = append(vars[:len(vars):len(vars)], without(own, setNames(vars, nil))...)

@@ -59,15 +59,15 @@ func Run(ctx context.Context, p *Plan, o Options) *Account {
 		if p.Restarts.Window == 0 {
 			text = strings.TrimSuffix(text, "\n") + fmt.Sprintf(" of %d\n", p.Restarts.N)
 		}
-		if !tell(o, text) || !rest(ctx, o, pauseBefore(&quick, acct.End.Sub(acct.Start))) {
+		if !tell(ctx, o, text) || !rest(ctx, o, pauseBefore(&quick, acct.End.Sub(acct.Start))) {
 			return acct
 		}
 		past.add(acct)
 	}
 }
 
-// tell writes text to stderr. A reader that is slow is waited for, until a signal says that the job is to end: then it is false.
-func tell(o Options, text string) bool {
+// tell writes text to stderr. A reader that is slow is waited for, until a signal or ctx says that the job is to end: then it is false.
+func tell(ctx context.Context, o Options, text string) bool {
 	done := make(chan struct{})
 	go func() {
 		io.WriteString(o.Stderr, text)
@@ -77,6 +77,8 @@ func tell(o Options, text string) bool {
 		select {
 		case <-done:
 			return true
+		case <-ctx.Done():
+			return false
 		case s := <-o.Signals:
 			if endsJob(s) {
 				return false

@@ -274,7 +274,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		// The first rank is on host 0, as hosts are numbered by their first ranks.
 		masterPort: index == p.Ranks[0].Host, ranks: ranks, worlds: p.mpiWorlds(), hosts: p.hostNames(), universe: p.universe(),
 		environ: func(rank int, job, control string, m meeting) []string {
-			return onInterface(p.environ(&p.Ranks[rank], p.atLaunch(job, control, m.addr, m.port)), m.iface)
+			return onInterface(p.environ(&p.Ranks[rank], launchVars(job, control, m.addr, m.port)), m.iface)
 		},
 		events: r.events, output: r.output, merge: p.Merge, ownProcess: r.o.OwnProcess, ways: len(p.Hosts) > 1, onFork: r.o.onFork,
 		unreached: func(host int) { r.unreached(index, host) },

@@ -264,6 +264,32 @@ func TestSignalEndsLastWords(t *testing.T) {
 	}
 }
 
+// A rank that could not be forked is not on its way any more: signals wait for nobody, and what other processes left behind is reaped.
+func TestRankThatCannotBeForked(t *testing.T) {
+	events := make(chan agentEvent, eventRoom(1, 1))
+	a, err := newAgent(agentConfig{events: events, ranks: []agentRank{{path: "/nonexistent", argv: []string{"x"}, dir: "/"}}, job: keeper.Job{ID: "cannot-be-forked"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	a.start()
+	for _, want := range []eventKind{rankFailed, forksDone} {
+		select {
+		case e := <-events:
+			if e.kind != want {
+				t.Fatalf("event %+v, want kind %d", e, want)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("no event within 20 s")
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.forking >= 0 || a.starting >= 0 {
+		t.Errorf("rank %d is being forked, %d started", a.forking, a.starting)
+	}
+}
+
 // A rank that can't be watched is ended at once, and the job with it.
 func TestRankCannotBeWatched(t *testing.T) {
 	before := openFDs(t)

@@ -50,7 +50,7 @@ func ParseTimedSignal(s string) (TimedSignal, error) {
 	if err != nil {
 		return TimedSignal{}, err
 	}
-	d, err := ParseDuration(before)
+	d, err := parseDuration(before)
 	if err == nil && d == 0 {
 		err = fmt.Errorf("%q is no time before the timeout", before)
 	}

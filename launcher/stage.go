@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
-	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 )
 
 const (
@@ -77,7 +77,7 @@ func (it *item) read(ctx context.Context) {
 		defer close(it.done)
 		it.size, it.mode, it.sum, it.err = fileSum(ctx, it.file, -1)
 		if it.err != nil {
-			it.err = &sendError{it.name, errors.New(hostfacts.Reason(it.err))}
+			it.err = &sendError{it.name, errors.New(files.Reason(it.err))}
 		}
 	})
 }
@@ -221,14 +221,14 @@ func (s *staging) add(f StageFile) error {
 	}
 	info, err := os.Stat(f.Path)
 	if err != nil {
-		return usagef("--stage %s: %v", f.Name, hostfacts.Reason(err))
+		return usagef("--stage %s: %v", f.Name, files.Reason(err))
 	}
 	if !info.IsDir() {
 		return one("", f.Path)
 	}
 	real, err := filepath.EvalSymlinks(f.Path)
 	if err != nil {
-		return usagef("--stage %s: %v", f.Name, hostfacts.Reason(err))
+		return usagef("--stage %s: %v", f.Name, files.Reason(err))
 	}
 	return filepath.WalkDir(real, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {

@@ -340,8 +340,8 @@ func (s *agentServer) put(it agentwire.Item, write func(io.Writer) error) (strin
 			return "", err
 		}
 	}
-	if err := os.Remove(tmp); !errors.Is(err, fs.ErrNotExist) {
-		return at, err
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
 	}
 	return at, nil
 }
@@ -402,7 +402,7 @@ func publish(tmp, at string, same func() error) (ours bool, err error) {
 		if err == nil || !errors.Is(err, fs.ErrExist) {
 			return err == nil, err
 		}
-		if one(tmp, at) { // NFS did it, and was asked again as the answer was lost
+		if oneFile(tmp, at) { // NFS did it, and was asked again as the answer was lost
 			return true, nil
 		}
 		if err = same(); !errors.Is(err, fs.ErrNotExist) || try == maxTries {
@@ -411,8 +411,8 @@ func publish(tmp, at string, same func() error) (ours bool, err error) {
 	}
 }
 
-// one reports whether two names are of one file.
-func one(a, b string) bool {
+// oneFile reports whether two names are of one file.
+func oneFile(a, b string) bool {
 	x, err := os.Lstat(a)
 	if err != nil {
 		return false

@@ -368,7 +368,7 @@ func TestPublish(t *testing.T) {
 			if ours != c.ours || !errors.Is(err, c.err) {
 				t.Errorf("ours %v, error %v, want %v, %v", ours, err, c.ours, c.err)
 			}
-			if is := one(tmp, at); is != c.ours {
+			if is := oneFile(tmp, at); is != c.ours {
 				t.Errorf("the file has the name: %v, want %v", is, c.ours)
 			}
 		})

@@ -75,7 +75,7 @@ func TestImports(t *testing.T) {
 		{"cmd/gorun", []string{"launcher", "rankenv"}, []string{"github.com/spf13/cobra", "golang.org/x/sys"}},
 		{"launcher", []string{"launcher/internal", "bootstrap/node", "rankenv"}, []string{"github.com/BurntSushi/toml", "golang.org/x/sys"}},
 		{"launcher/internal/keeper", nil, nil},
-		{"launcher/internal/hostfacts", []string{"rankenv/gpulib"}, []string{"golang.org/x/sys"}},
+		{"launcher/internal/hostfacts", []string{"rankenv/gpulib", "launcher/internal/files"}, []string{"golang.org/x/sys"}},
 		{"bootstrap/node", []string{"bootstrap/internal", "rankenv"}, []string{"github.com/hashicorp/memberlist", "golang.org/x/sys"}},
 		{"bootstrap", []string{"bootstrap/internal", "rankenv"}, []string{"golang.org/x/sys"}},
 		{"rankenv", nil, nil},

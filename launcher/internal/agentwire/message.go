@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"time"
 
@@ -22,7 +23,7 @@ const Protocol = 1
 // MaxMessage bounds a message, in bytes. The largest is a Prepare: 16384 ranks with 4 KiB of arguments and environment each.
 const MaxMessage = 64 << 20
 
-// Message is one thing that is said: exactly one field is set.
+// Message is one thing that is said: exactly one field is set. All are pointers.
 type Message struct {
 	// From gorun.
 	Prepare   *Prepare `json:",omitempty"`
@@ -325,11 +326,8 @@ func Decode(b []byte) (*Message, error) {
 		return nil, fmt.Errorf("message of %d bytes: %w", len(b), err)
 	}
 	n := 0
-	for _, set := range []bool{m.Prepare != nil, m.Start != nil, m.StopForks != nil, m.Signal != nil, m.Lose != nil, m.Query != nil, m.Reap != nil, m.Pause != nil, m.Bye != nil,
-		m.Prepared != nil, m.Failed != nil, m.Want != nil, m.Started != nil, m.RankFailed != nil, m.Exited != nil, m.Aborted != nil, m.KeeperDied != nil, m.AgentFailed != nil, m.Met != nil,
-		m.Doubt != nil, m.State != nil, m.Reaped != nil, m.StdinAsk != nil, m.StdinWanted != nil, m.Log != nil, m.Ping != nil,
-		m.Check != nil, m.Listen != nil, m.Listening != nil, m.Move != nil, m.Moved != nil, m.Reach != nil, m.Checked != nil, m.Reached != nil, m.Clock != nil, m.Look != nil, m.Looked != nil} {
-		if set {
+	for _, said := range reflect.ValueOf(m).Elem().Fields() {
+		if !said.IsNil() {
 			n++
 		}
 	}

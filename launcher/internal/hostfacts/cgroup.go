@@ -36,6 +36,9 @@ func (h host) files(mount, group, name string) []string {
 	}
 }
 
+// CoreLimit is how many CPUs' time the control groups of this process grant; 0: no quota. root is "/".
+func CoreLimit(root string) float64 { return host{Options{Root: root}}.coreLimit() }
+
 // coreLimit is the least quota of the groups, in cores; 0: none.
 func (h host) coreLimit() float64 {
 	least := 0.0

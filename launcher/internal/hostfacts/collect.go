@@ -8,7 +8,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -59,9 +58,9 @@ func Collect(o Options) *Facts {
 	return f
 }
 
-// env is a variable's value, "" where it is not set; the last setting counts.
+// env is a variable's value, "" where it is not set; of two settings the first counts, as for getenv.
 func (h host) env(name string) string {
-	for _, kv := range slices.Backward(h.Environ) {
+	for _, kv := range h.Environ {
 		if v, ok := strings.CutPrefix(kv, name+"="); ok {
 			return v
 		}

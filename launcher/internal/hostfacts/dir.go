@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 )
 
 // dir tells of a directory. One that does not exist is told by the nearest above it that does: whether it could be made, and where.
@@ -33,7 +35,7 @@ func dir(path string) Dir {
 		}
 		up := filepath.Dir(at)
 		if !errors.Is(err, fs.ErrNotExist) || up == at {
-			d.Err = Reason(err)
+			d.Err = files.Reason(err)
 			return d
 		}
 		at = up
@@ -83,14 +85,6 @@ func fsName(magic int64) string {
 		return "fuse"
 	}
 	return fmt.Sprintf("%#x", uint32(magic))
-}
-
-// Reason is an error without the system call and the path, which stand beside it.
-func Reason(err error) string {
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return p.Err.Error()
-	}
-	return err.Error()
 }
 
 // Has reports whether the file system has a flag: "noexec".

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 )
 
 // The makers of GPUs, by their numbers on the PCI bus.
@@ -57,7 +59,7 @@ func (h host) gpus() []GPU {
 		gpus[i] = n
 	}
 	for _, d := range []struct{ pattern, vendor string }{{"dev/nvidia[0-9]*", nvidia}, {"dev/mtgpu.[0-9]*", mooreThreads}} {
-		found, _ := filepath.Glob(filepath.Join(GlobQuote(h.Root), d.pattern)) // the pattern is well formed
+		found, _ := filepath.Glob(filepath.Join(files.GlobQuote(h.Root), d.pattern)) // the pattern is well formed
 		for _, f := range found {
 			dev := "/" + strings.TrimPrefix(strings.TrimPrefix(f, h.Root), "/")
 			if slices.ContainsFunc(gpus, func(g GPU) bool { return g.Device == dev }) {
@@ -80,6 +82,22 @@ func (h host) gpus() []GPU {
 	return gpus
 }
 
+// NVIDIA is what the kernel's driver tells of NVIDIA's GPUs, in the order of the PCI bus. root is "/".
+func NVIDIA(root string) []GPU { return host{Options{Root: root}}.nvidia() }
+
+func (h host) nvidia() []GPU {
+	var gpus []GPU
+	for _, bus := range h.names("proc/driver/nvidia/gpus") {
+		info := nvidiaInfo(h.text(filepath.Join("proc/driver/nvidia/gpus", bus, "information")))
+		g := GPU{Vendor: nvidia, Bus: bus, Model: info["Model"], UUID: info["GPU UUID"]}
+		if minor := info["Device Minor"]; minor != "" && h.exists("dev/nvidia"+minor) {
+			g.Device = "/dev/nvidia" + minor
+		}
+		gpus = append(gpus, g)
+	}
+	return gpus
+}
+
 // nvidiaInfo reads "Model: \t\t NVIDIA H200" and the like.
 func nvidiaInfo(text string) map[string]string {
 	info := map[string]string{}
@@ -89,11 +107,6 @@ func nvidiaInfo(text string) map[string]string {
 		}
 	}
 	return info
-}
-
-// GlobQuote makes a path a pattern of filepath.Glob that stands for it alone.
-func GlobQuote(s string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(s)
 }
 
 func (h host) exists(p string) bool {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
 )
 
@@ -48,7 +49,7 @@ func FindGPUs(root string) GPUs {
 
 func devices(pattern string) func(string) int {
 	return func(root string) int {
-		found, _ := filepath.Glob(filepath.Join(hostfacts.GlobQuote(root), pattern))
+		found, _ := filepath.Glob(filepath.Join(files.GlobQuote(root), pattern))
 		return len(found)
 	}
 }
@@ -57,7 +58,7 @@ const kfdNodes = "sys/class/kfd/kfd/topology/nodes"
 
 // amdNodes are the nodes of the kernel's topology that are no CPU, in the order in which AMD's library numbers them.
 func amdNodes(root string) []string {
-	found, _ := filepath.Glob(filepath.Join(hostfacts.GlobQuote(root), kfdNodes, "*/gpu_id"))
+	found, _ := filepath.Glob(filepath.Join(files.GlobQuote(root), kfdNodes, "*/gpu_id"))
 	var names []string
 	for _, f := range found {
 		if id, err := os.ReadFile(f); err == nil && strings.TrimSpace(string(id)) != "0" {

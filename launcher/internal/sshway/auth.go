@@ -7,14 +7,18 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
+
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 )
+
+// maxKeySize bounds the file of a key or certificate, in bytes.
+const maxKeySize = 1 << 20
 
 // keyFiles are the private key files, read once.
 type keyFiles struct {
@@ -46,7 +50,7 @@ func (k *keyFiles) load(file string) *keyFile {
 
 func readKeyFile(file string) *keyFile {
 	f := &keyFile{}
-	text, err := os.ReadFile(file)
+	text, err := files.Read(file, maxKeySize)
 	switch {
 	case err == nil:
 		f.there = true
@@ -67,7 +71,7 @@ func readKeyFile(file string) *keyFile {
 		f.public = f.signer.PublicKey()
 	}
 	if f.public == nil {
-		if text, err := os.ReadFile(file + ".pub"); err == nil {
+		if text, err := files.Read(file+".pub", maxKeySize); err == nil {
 			f.public, _, _, _, _ = ssh.ParseAuthorizedKey(text)
 		}
 	}
@@ -81,7 +85,7 @@ var (
 
 // readCertificate reads a certificate file; nil if it is not there or no certificate.
 func readCertificate(file string) *ssh.Certificate {
-	text, err := os.ReadFile(file)
+	text, err := files.Read(file, maxKeySize)
 	if err != nil {
 		return nil
 	}

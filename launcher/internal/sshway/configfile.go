@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/gorun-dev/gorun/launcher/internal/files"
 )
 
 // maxInclude is how deep Include may nest; OpenSSH's limit.
@@ -30,14 +31,7 @@ var rawKeys = []string{"proxycommand", "localcommand", "remotecommand", "knownho
 // readConfig reads a configuration file and what it includes. home is the user's home directory; relative names in
 // Include are below dir.
 func readConfig(file, home, dir string, depth int) ([]statement, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, err
-	}
-	if info.Size() > maxConfigSize {
-		return nil, fmt.Errorf("%s: %d bytes are not an ssh configuration", file, info.Size())
-	}
-	text, err := os.ReadFile(file)
+	text, err := files.Read(file, maxConfigSize)
 	if err != nil {
 		return nil, err
 	}
