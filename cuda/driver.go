@@ -448,7 +448,7 @@ func chooseByRank(n int, shown string) (int, error) {
 		case n == 1 && strings.Contains(shown, "VISIBLE_DEVICES="):
 			return 0, nil // the launcher showed each rank its own
 		}
-		return 0, fmt.Errorf("local rank %d has none left: %s; start at most %d ranks on this host, or name devices with GORUN_DEVICE", rank, shown, n)
+		return 0, fmt.Errorf("local rank %d has none left: %s; start at most %d ranks on this host, or let them share GPUs with --gpu-bind share", rank, shown, n)
 	}
 	return 0, nil
 }

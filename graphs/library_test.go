@@ -79,7 +79,7 @@ func deviceRank(ctx context.Context, job *bootstrap.Job, n int) (*rank, error) {
 	if isFake() {
 		n = min(n, 1<<16)
 	}
-	return newRankOn(ctx, job, strconv.Itoa(job.LocalRank()), "world", n)
+	return newRankOn(ctx, job, dltest.DeviceOf(job.LocalRank()), "world", n)
 }
 
 // onDevices is onLibrary with what a rank needs.
@@ -252,7 +252,7 @@ var (
 // symmetric kernels use windows instead.
 func TestLibraryRegistrationLog(t *testing.T) {
 	t.Run("GPU", func(t *testing.T) {
-		dltest.NeedGPUs(t, 2)
+		dltest.NeedOwnGPUs(t, 2)
 		dir := t.TempDir()
 		env := append(dltest.GPUEnv(), "NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=REG", "NCCL_DEBUG_FILE="+filepath.Join(dir, "nccl.%p"))
 		allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {

@@ -229,7 +229,7 @@ func mistakesRank(n, shift, from, to int) func(ctx context.Context, job *bootstr
 		for i, m := range mistakes(n)[from:to] {
 			culprit := p[(from+i+shift)%len(p)]
 			if fresh {
-				if r, err = newRankOn(ctx, job, strconv.Itoa(job.LocalRank()), "world", n); err != nil {
+				if r, err = newRankOn(ctx, job, dltest.DeviceOf(job.LocalRank()), "world", n); err != nil {
 					return fmt.Errorf("before %q: %w", m.name, err)
 				}
 			}

@@ -19,7 +19,7 @@ import (
 // that the others do not feel, and in the end the death of the last rank, which those that it is not part of do not feel.
 func splitRank(n int) func(ctx context.Context, job *bootstrap.Job) error {
 	return func(ctx context.Context, job *bootstrap.Job) error {
-		r, err := newRankOn(ctx, job, strconv.Itoa(job.LocalRank()), "world", n)
+		r, err := newRankOn(ctx, job, dltest.DeviceOf(job.LocalRank()), "world", n)
 		if err != nil {
 			return err
 		}

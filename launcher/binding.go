@@ -32,6 +32,8 @@ type (
 const (
 	GPUBindNone = "none" // a rank sees all GPUs that the host shows, and chooses by its local rank
 	GPUBindHide = "hide" // a rank sees its own GPU alone
+	// GPUBindShare has ranks take the GPUs in turn, so that a host may have more ranks than GPUs: for trying programs out.
+	GPUBindShare = "share"
 )
 
 // ReadMachine looks at this host for ranks that are to be bound so. Where the kernel lets nothing be bound that is an error only if it was asked for.
@@ -70,7 +72,7 @@ const jaxDevicesVar = "JAX_LOCAL_DEVICE_IDS"
 // placeVars is what the environment of a rank, which has own already, gets from its place among the ranks of its host. A rank that
 // has the host alone may take all GPUs, as JAX's users start one process a host.
 func placeVars(r placement.Rank, ranks int, own []string) []string {
-	vars := slices.Clone(r.Hidden)
+	vars := slices.Clone(r.Vars)
 	if r.CPUs != nil {
 		vars = append(vars, cpuShareVar+"="+strconv.Itoa(r.Share))
 	}
@@ -119,15 +121,19 @@ func bindThread(cpus placement.Set) (unbind func(), err error) {
 func (j Job) planPlace(p *Plan, apps []App) error {
 	p.BindTo, p.GPUBind, p.Oversubscribe = j.BindTo, j.GPUBind, isOn(j.Oversubscribe)
 	switch j.GPUBind {
-	case "", GPUBindNone, GPUBindHide:
+	case "", GPUBindNone, GPUBindHide, GPUBindShare:
 	default:
-		return usagef("--gpu-bind %s: must be %s or %s", j.GPUBind, GPUBindNone, GPUBindHide)
+		return usagef("--gpu-bind %s: must be %s, %s or %s", j.GPUBind, GPUBindNone, GPUBindHide, GPUBindShare)
 	}
-	if j.GPUBind == GPUBindHide && !slices.ContainsFunc(apps, func(a App) bool { return a.Device == "" }) {
-		return usagef("--gpu-bind %s shows each rank a GPU of its own, and --device %s is one for all: give one of them", GPUBindHide, apps[0].Device)
+	if choosesGPUs(j.GPUBind) && !slices.ContainsFunc(apps, func(a App) bool { return a.Device == "" }) {
+		does := map[string]string{GPUBindHide: "shows each rank a GPU of its own", GPUBindShare: "gives the ranks GPUs in turn"}[j.GPUBind]
+		return usagef("--gpu-bind %s %s, and --device %s is one for all: give one of them", j.GPUBind, does, apps[0].Device)
 	}
 	return nil
 }
+
+// choosesGPUs reports whether a value of Job.GPUBind says which GPU a rank takes.
+func choosesGPUs(bind string) bool { return bind == GPUBindHide || bind == GPUBindShare }
 
 // placeLocal works out what the ranks on this host get.
 func (p *Plan) placeLocal(m *Machine) error {
@@ -135,14 +141,13 @@ func (p *Plan) placeLocal(m *Machine) error {
 	if host < 0 {
 		return nil
 	}
-	hide := p.GPUBind == GPUBindHide
 	if m == nil {
-		if p.BindTo.To != "" && p.BindTo.To != placement.None || hide {
+		if p.BindTo.To != "" && p.BindTo.To != placement.None || choosesGPUs(p.GPUBind) {
 			return fmt.Errorf("plan: Facts.Machine is missing: what this host has for its ranks")
 		}
 		return nil
 	}
-	a := placement.Ask{Bind: p.BindTo, Hide: hide}
+	a := placement.Ask{Bind: p.BindTo, Hide: p.GPUBind == GPUBindHide, Share: p.GPUBind == GPUBindShare}
 	var ranks []*PlanRank
 	for i := range p.Ranks {
 		if r := &p.Ranks[i]; r.Host == host {
@@ -184,7 +189,7 @@ func (s *agentServer) placeRanks() (placement.Placement, error) {
 		return placement.Placement{}, err
 	}
 	forward, login := j.Forward.Unpack(), os.Environ()
-	a := placement.Ask{Bind: b, Hide: j.HideGPUs}
+	a := placement.Ask{Bind: b, Hide: j.HideGPUs, Share: j.ShareGPUs}
 	for _, r := range j.Ranks {
 		a.Ranks = append(a.Ranks, rankAsk(r.Env.Unpack(), forward, login))
 	}
@@ -210,7 +215,7 @@ func (r *runner) placed(host int, h *HostPlace, ranks []RankPlace) {
 	}
 }
 
-// sayPlaces tells a person in a line what hosts could not do, and that they have more ranks than CPUs, unless that is what the user asked for.
+// sayPlaces tells a person in a line what hosts could not do, and that they have more ranks than CPUs, unless that is what the user asked for, or than GPUs.
 func (r *runner) sayPlaces() {
 	var order []string
 	hosts := map[string][]string{}
@@ -221,6 +226,9 @@ func (r *runner) sayPlaces() {
 		var parts []string
 		if h.Crowded != "" && !r.plan.Oversubscribe {
 			parts = append(parts, h.Crowded)
+		}
+		if h.Shared != "" {
+			parts = append(parts, h.Shared)
 		}
 		if h.Refused != "" {
 			parts = append(parts, "not bound: "+h.Refused)

@@ -398,7 +398,7 @@ func (c *connector) part(h *remoteHost) (*agentwire.Prepare, []int) {
 		Job: r.acct.Job, Key: key, Node: index, Placement: agentwire.Compress(p.nodeOf()), Host: ph.Name, PortFrom: p.Remote.PortFrom, PortTo: p.Remote.PortTo,
 		MasterPort: p.Ranks[0].Host == index, Dir: []byte(p.Dir), DirGiven: p.DirGiven,
 		Forward: agentwire.Pack(p.Remote.Forward), KillGrace: p.KillGrace,
-		Merge: p.Merge, Timestamp: p.Timestamp, BindTo: p.BindTo.String(), HideGPUs: p.GPUBind == GPUBindHide,
+		Merge: p.Merge, Timestamp: p.Timestamp, BindTo: p.BindTo.String(), HideGPUs: p.GPUBind == GPUBindHide, ShareGPUs: p.GPUBind == GPUBindShare,
 	}
 	if r.o.bind.IsValid() {
 		prep.Bind = r.o.bind.String()

@@ -100,6 +100,9 @@ func (p *Plan) writeSurroundings(b *strings.Builder) {
 		if h.Place != nil && h.Place.Crowded != "" {
 			fmt.Fprintf(b, "crowded    %s\n", h.Place.Crowded)
 		}
+		if h.Place != nil && h.Place.Shared != "" {
+			fmt.Fprintf(b, "shared     %s\n", h.Place.Shared)
+		}
 		if h.Place != nil && h.Place.Refused != "" {
 			fmt.Fprintf(b, "not bound  %s\n", h.Place.Refused)
 		}

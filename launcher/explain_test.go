@@ -103,8 +103,9 @@ func TestPlaceErrors(t *testing.T) {
 		job  Job
 		want string
 	}{
-		{"word", Job{GPUBind: "x"}, "--gpu-bind x: must be none or hide"},
+		{"word", Job{GPUBind: "x"}, "--gpu-bind x: must be none, hide or share"},
 		{"a device for all", Job{GPUBind: GPUBindHide, Device: "0"}, "--gpu-bind hide shows each rank a GPU of its own, and --device 0 is one for all: give one of them"},
+		{"a device for all that share", Job{GPUBind: GPUBindShare, Device: "0"}, "--gpu-bind share gives the ranks GPUs in turn, and --device 0 is one for all: give one of them"},
 		{"too few", Job{NP: 2, GPUBind: GPUBindHide}, "host a: 2 ranks, but 1 GPU is visible (CUDA_VISIBLE_DEVICES=1): --gpu-bind hide needs a GPU for each rank"},
 		{"list of a rank", Job{NP: 2, GPUBind: GPUBindHide, Env: []Setting{{Name: "CUDA_VISIBLE_DEVICES", Value: "GPU-2"}}},
 			"host a: 2 ranks, but 1 GPU is visible (CUDA_VISIBLE_DEVICES=GPU-2): --gpu-bind hide needs a GPU for each rank"},

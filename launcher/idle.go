@@ -26,7 +26,7 @@ var needs = []need{
 	{key: "output.tag", why: "with %: files have no tags", other: "output.files_only", idle: func(j *Job, _ bool) bool { return isOn(j.TagOutput) && isOn(j.FilesOnly) }},
 	{key: "launch.gpu_bind", why: "where each rank is given its %", other: "job.device", refused: true, idle: func(j *Job, _ bool) bool {
 		apps, err := j.apps()
-		return err == nil && j.GPUBind == GPUBindHide && !slices.ContainsFunc(apps, func(a App) bool { return a.Device == "" })
+		return err == nil && choosesGPUs(j.GPUBind) && !slices.ContainsFunc(apps, func(a App) bool { return a.Device == "" })
 	}},
 	{key: "launch.stdin", why: "with so small a %: ranks are numbered from 0", other: "job.np", refused: true, idle: func(j *Job, _ bool) bool {
 		apps, err := j.apps()

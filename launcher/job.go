@@ -38,7 +38,7 @@ type Job struct {
 	MapBy         *MapBy // how ranks are placed on hosts; nil: by slot
 	Oversubscribe *bool  // a host may get more ranks than it has slots; nil: no
 	BindTo        Bind   // what ranks are bound to; zero: each host's choice
-	GPUBind       string // which GPUs a rank sees: GPUBindNone or GPUBindHide; "": GPUBindNone
+	GPUBind       string // which GPUs a rank sees: GPUBindNone, GPUBindHide or GPUBindShare; "": GPUBindNone
 	RM            string // whose allocation gives the hosts where neither Hosts nor Hostfile does; "": the one that is there
 
 	RSH               string        // command that reaches a host; "": the built-in ssh client

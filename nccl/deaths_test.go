@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +20,18 @@ import (
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
+
+// tornVar names a file that stands, for the test's library, for the end of a peer's connections.
+const tornVar = "FAKE_TORN"
+
+// tear has the test's library take a peer's connections for ended.
+func tear() {
+	if name := os.Getenv(tornVar); name != "" {
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			panic(err)
+		}
+	}
+}
 
 func killSelf(*attempt) {
 	syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -72,6 +85,11 @@ func deaths() []death {
 		{name: "exits, eager", do: large, end: func(*attempt) { os.Exit(3) }, rounds: 20, code: 3},
 		{name: "panics, eager", do: large, end: func(*attempt) { panic("index out of range") }, rounds: 20, code: 2, output: "index out of range", is: nccl.ErrClosed},
 		{name: "killed, replay in a window", before: replay(graphs.Require(nccl.Window)), do: launch, end: killSelf, rounds: 20, code: -1, stuck: true},
+		{name: "killed, after its connections", do: large, end: func(a *attempt) {
+			tear()
+			time.Sleep(300 * time.Millisecond) // as the kernel takes for memory on a GPU
+			killSelf(a)
+		}, rounds: 20, code: -1},
 	}
 }
 
@@ -149,6 +167,7 @@ func (d death) rank(culprit, n int) func(ctx context.Context, job *bootstrap.Job
 				rest = append(rest, r)
 			}
 		}
+		os.Remove(os.Getenv(tornVar)) // by the first of them, where it is there
 		err = comm(&nccl.Config{Name: "survivors", Ranks: rest}, func() error { return a.works() })
 		if d.stuck && err != nil {
 			fmt.Printf("TEXT %v\n", err)
@@ -199,10 +218,10 @@ func TestLibraryDeath(t *testing.T) {
 			for at, culprit := range positions(n) {
 				t.Run(fmt.Sprintf("%d ranks/%s/rank %d", n, d.name, culprit), func(t *testing.T) {
 					t.Run("fake", func(t *testing.T) {
-						if n > 4 || (n > 2 || testing.Short()) && at != i%len(positions(n)) || testing.Short() && !slices.Contains([]int{0, 1, 4, 5}, i) {
+						if n > 4 || (n > 2 || testing.Short()) && at != i%len(positions(n)) || testing.Short() && !slices.Contains([]int{0, 1, 4, 5, 10}, i) {
 							t.Skip("the same as elsewhere")
 						}
-						d.check(t, culprit, room, ranktest.RunProcesses(t, n, d.rank(culprit, 1<<16), fakeLibraries(t)...))
+						d.check(t, culprit, room, ranktest.RunProcesses(t, n, d.rank(culprit, 1<<16), append(fakeLibraries(t), tornVar+"="+filepath.Join(t.TempDir(), "torn"))...))
 					})
 					t.Run("GPU", func(t *testing.T) {
 						dltest.NeedGPUs(t, n)

@@ -95,7 +95,11 @@ func (l *library) lost(calls []Call, mode Mode, err error) error {
 		l.c.fail(lost, true, false)
 		return lost.err
 	}
-	l.c.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: %s: %v", ErrAborted, l.c.rank, opName(calls), err)}, true, false)
+	l.awaitDeath(err)
+	own := &cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: %s: %v", ErrAborted, l.c.rank, opName(calls), err)}
+	if first := l.c.fail(own, true, false); first != error(own) {
+		return first
+	}
 	return err
 }
 

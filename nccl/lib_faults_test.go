@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/cuda/dl/dltest"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
@@ -209,7 +211,7 @@ func TestLibraryInitRefuses(t *testing.T) {
 		}
 		return errors.Join(err, dev.Close())
 	}
-	own := func(job *bootstrap.Job) string { return fmt.Sprint(job.LocalRank()) }
+	own := func(job *bootstrap.Job) string { return dltest.DeviceOf(job.LocalRank()) }
 	t.Run("refused setting", func(t *testing.T) {
 		onLibrary(t, func(ctx context.Context, job *bootstrap.Job) error { return open(ctx, job, own(job), nil) },
 			all("NCCL_COMM_ID", "every unique id becomes the same one"), "NCCL_COMM_ID=127.0.0.1:5000")
@@ -232,4 +234,34 @@ func TestLibraryInitRefuses(t *testing.T) {
 	t.Run("no unique id", func(t *testing.T) {
 		all("no address for the root")(t, ranktest.RunProcesses(t, 2, lost, append(fakeLibraries(t), "FAKE_NCCL=no-id")...))
 	})
+}
+
+// What the library says of the network is the cause where no rank has ended. A watch sees it while something is enqueued.
+func TestLibraryNetworkError(t *testing.T) {
+	torn := tornVar + "=" + filepath.Join(t.TempDir(), "torn")
+	allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		dev, err := device(job)
+		if err != nil {
+			return err
+		}
+		mem, err := dev.Alloc(4<<10, cuda.Shareable)
+		if err != nil {
+			return err
+		}
+		buf, err := cuda.SliceOf[float32](mem, 0, 1<<10)
+		if err != nil {
+			return err
+		}
+		err = withComm(ctx, job, dev, nil, func(w *world) error {
+			a := &attempt{world: w}
+			var err error
+			if job.Rank() == 1 {
+				tear()
+			} else {
+				err = nccl.AllReduce(w.comm, buf, buf, nccl.Sum, w.stream)
+			}
+			return wantErr(a.fails(err), nccl.ErrAborted, "by rank 0: asynchronous error", "ncclRemoteError 6")
+		})
+		return errors.Join(err, mem.Free(), dev.Close())
+	}, append(fakeLibraries(t), torn)...))
 }

@@ -24,6 +24,7 @@ type facts struct {
 	Version  string            `json:",omitempty"` // "NCCL 2.28.3"
 	File     string            `json:",omitempty"` // name of the library's file
 	Host     int               `json:",omitempty"`
+	HostID   string            `json:",omitempty"` // the host's name for the library, where the user has set one
 	Settings map[string]string `json:",omitempty"` // the library's environment variables
 	Windows  string            `json:",omitempty"` // why there can be none
 	Data     string            `json:",omitempty"` // address at which a host's first member takes data from other hosts
@@ -46,6 +47,7 @@ func (c *Comm) facts() facts {
 	v := l.sys.Vendor()
 	f.Version = fmt.Sprintf("%s %s", v.Name, l.sys.Version())
 	f.File = filepath.Base(l.sys.Library().Path())
+	f.HostID, _ = v.Lookup()(v.Prefix() + "HOSTID")
 	f.Settings = settingsOf(v, os.Environ())
 	f.Windows = l.noWindows()
 	return f
@@ -93,8 +95,9 @@ func compareFacts(all []facts) error {
 	}
 	for r := range all {
 		for s := range r {
-			if all[r].Device != "" && all[r].Device == all[s].Device {
-				return causef(ErrMismatch, "ranks %d and %d both have %s (%s): each rank needs a GPU of its own", s, r, all[r].Device, all[r].Model)
+			// Ranks of what it takes for different hosts the library joins by its network.
+			if all[r].Device != "" && all[r].Device == all[s].Device && all[r].HostID == all[s].HostID {
+				return causef(ErrMismatch, "ranks %d and %d both have %s (%s): each rank needs a GPU of its own; gorun --gpu-bind share lets ranks share", s, r, all[r].Device, all[r].Model)
 			}
 		}
 	}
@@ -142,6 +145,8 @@ func (c *Comm) agree(offers [][]byte) error {
 			why = fmt.Sprintf("rank %d: %s", r, f.Windows)
 		} else if f.Host != all[0].Host {
 			why = fmt.Sprintf("ranks 0 and %d are on different hosts", r)
+		} else if f.HostID != all[0].HostID {
+			why = fmt.Sprintf("the library takes ranks 0 and %d for ranks of different hosts (%sHOSTID)", r, l.sys.Vendor().Prefix())
 		}
 		if why != "" {
 			l.unable.Store(&why)
@@ -342,11 +347,18 @@ func (l *library) make(ctx context.Context, call func() (*ncclsys.Pending[ncclsy
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	began := time.Now()
+	var end outcome
+	var patience <-chan time.Time // after an error of the network, for a better one
 	for {
 		var err error
 		select {
-		case o := <-done:
-			return o.comm, o.err
+		case end = <-done:
+			if !networkError(end.err) {
+				return end.comm, end.err
+			}
+			patience = time.After(deathWait)
+		case <-patience:
+			return end.comm, end.err
 		case <-ctx.Done():
 			err = l.late(ctx)
 		case <-tick.C:

@@ -117,7 +117,7 @@ func TestLibraryPointToPoint(t *testing.T) {
 func TestLibraryRegistrationLog(t *testing.T) {
 	dir := t.TempDir()
 	t.Run("GPU", func(t *testing.T) {
-		dltest.NeedGPUs(t, 2)
+		dltest.NeedOwnGPUs(t, 2)
 		allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
 			err := withDevice(ctx, job, nil, func(w *world) error {
 				b, done, err := openBuffers(w, 32<<20, true)

@@ -34,6 +34,8 @@ func TestCompareFacts(t *testing.T) {
 		{"version", func(all []facts) { all[1].Version, all[1].File = "NCCL 2.28.9", "libnccl.so.2" },
 			"rank 1 has NCCL 2.28.9 (libnccl.so.2), rank 0 NCCL 2.28.3 (libnccl.so.2.28.3)"},
 		{"device", func(all []facts) { all[2].Device = "GPU-b" }, "ranks 1 and 2 both have GPU-b (H200)"},
+		{"a device, shared by what the library takes for two hosts", func(all []facts) { all[2].Device, all[2].HostID = "GPU-b", "other" }, ""},
+		{"a device, shared by two of one such host", func(all []facts) { all[1].HostID, all[2].Device, all[2].HostID = "a", "GPU-b", "a" }, "ranks 1 and 2 both have GPU-b (H200)"},
 		{"setting", func(all []facts) { all[1].Settings = map[string]string{"NCCL_ALGO": "TREE"} }, "rank 1 has NCCL_ALGO=TREE, rank 0 NCCL_ALGO=RING"},
 		{"setting of one", func(all []facts) { all[2].Settings["NCCL_PROTO"] = "LL" }, "rank 2 has NCCL_PROTO=LL, rank 0 NCCL_PROTO unset"},
 		{"setting that one lacks", func(all []facts) { all[1].Settings = nil }, "rank 1 has NCCL_ALGO unset, rank 0 NCCL_ALGO=RING"},

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -61,7 +60,7 @@ func allWell(t *testing.T, results []ranktest.Result) {
 
 // device opens this rank's device.
 func device(job *bootstrap.Job) (*cuda.Device, error) {
-	return cuda.Open(strconv.Itoa(job.LocalRank()))
+	return cuda.Open(dltest.DeviceOf(job.LocalRank()))
 }
 
 // withDevice is with, on a device of the library's platform.

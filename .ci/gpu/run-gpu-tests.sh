@@ -28,6 +28,8 @@ Exit code 0: nothing failed; 1: a step failed; 2: wrong command line or bundle.
   --timeout S     seconds for each step (default 300)
   --pairs         with 4 GPUs or more, the tests of several packages at once, each on two GPUs of its
                   own; tests that want more than two are skipped there
+  --share         ranks share GPUs where there are fewer: tests and examples on several ranks run on one
+                  GPU, slowly, with NCCL's ranks joined by sockets; what needs a GPU for each is skipped
   --np LIST       numbers of ranks for examples and benchmark, as far as there are GPUs (default "1 2")
   --list          print the names of the steps and do nothing
 
@@ -48,6 +50,7 @@ all=
 only=()
 seconds=300
 nps="1 2"
+share=
 list=
 pairs=
 multicast=
@@ -64,6 +67,7 @@ while [ $# -gt 0 ]; do
 	--quick) quick=1 ;;
 	--all) all=1 ;;
 	--pairs) pairs=1 ;;
+	--share) share=1 ;;
 	--only) only+=("$2"); shift ;;
 	--timeout) seconds=$2; shift ;;
 	--np) nps=$2; shift ;;
@@ -140,6 +144,14 @@ else
 	else
 		for f in /dev/nvidia[0-9]*; do [ -e "$f" ] && gpus=$((gpus + 1)); done
 	fi
+fi
+
+room=$gpus # for how many ranks
+binding=()
+if [ -n "$share" ] && [ "${GORUN_DEVICE:-}" != host ]; then
+	export GORUN_TEST_SHARE_GPUS=1
+	binding=(--gpu-bind share)
+	[ "$gpus" -eq 0 ] || room=1024
 fi
 
 logs=$work/logs
@@ -458,11 +470,11 @@ for np in $nps; do
 	for prog in "$root"/bin/*; do
 		name=${prog##*/}
 		case $name in gorun | gorun-bench | train) continue ;; esac
-		if [ "$np" -gt "$gpus" ]; then
+		if [ "$np" -gt "$room" ]; then
 			skip "example $name np$np" "$gpus GPUs"
 			continue
 		fi
-		step "example $name np$np" "$work" gorun -np "$np" "$prog"
+		step "example $name np$np" "$work" gorun -np "$np" ${binding[@]+"${binding[@]}"} "$prog"
 	done
 done
 
@@ -482,13 +494,13 @@ if [ -f "$root/bin/train" ]; then
 	}
 	for np in $nps; do
 		name="example train np$np"
-		if [ "$np" -gt "$gpus" ]; then
+		if [ "$np" -gt "$room" ]; then
 			skip "$name" "$gpus GPUs"
 			continue
 		fi
 		wanted "$name" || wanted "$name host" || wanted "$name losses" || continue
 		[ -n "$list" ] || [ -f "$data" ] || gorun -np 1 --device host train -write "$data" -rows $rows >/dev/null
-		step "$name" "$work" gorun -np "$np" train -data "$data" -epochs $epochs
+		step "$name" "$work" gorun -np "$np" ${binding[@]+"${binding[@]}"} train -data "$data" -epochs $epochs
 		step "$name host" "$work" gorun -np "$np" --device host train -data "$data" -epochs $epochs
 		wanted "$name losses" || continue
 		if [ -n "$list" ]; then

@@ -597,7 +597,7 @@ func TestLibrary(t *testing.T) {
 				return err
 			}
 			c.max = min(c.max, uint64(most))
-			os.Setenv("GORUN_DEVICE", fmt.Sprint(job.LocalRank()))
+			os.Setenv("GORUN_DEVICE", dltest.DeviceOf(job.LocalRank()))
 			return runJob(ctx, job, c, os.Stdout, os.Stderr)
 		}, append(env, onLibrary+"=1", "GORUN_DEVICE=")...)
 		for _, r := range results {

@@ -242,7 +242,7 @@ func TestRegistrationHost(t *testing.T) {
 	}
 }
 
-func localRank(job *bootstrap.Job) string { return strconv.Itoa(job.LocalRank()) }
+func localRank(job *bootstrap.Job) string { return dltest.DeviceOf(job.LocalRank()) }
 
 // inLibrary are the rows of a library that registers the receive buffers of collectives and both of messages, as NCCL does within a host.
 func inLibrary(released string) []string {
@@ -307,7 +307,7 @@ func TestRegistrationLibrary(t *testing.T) {
 		})
 	}
 	t.Run("GPU", func(t *testing.T) {
-		dltest.NeedGPUs(t, 2)
+		dltest.NeedOwnGPUs(t, 2)
 		rep := checkOnRanks(t, localRank, dltest.GPUEnv()...)
 		if len(rep.Problems) > 0 {
 			t.Errorf("%+v", rep)

@@ -34,6 +34,12 @@ elements of the list (numbers, UUIDs, prefixes, MIG instances) are taken as they
                      programs that choose by LOCAL_RANK need it
   --gpu-bind hide    the list of a rank is its own GPU alone, which it sees as number 0;
                      LOCAL_RANK stays what it is
+  --gpu-bind share   ranks take the GPUs in turn, so that a host may have more ranks than
+                     GPUs: to try a program out, for it is slow. NCCL refuses two ranks of
+                     a host on a GPU; so the ranks of each turn are told by NCCL_HOSTID
+                     that they are a host of their own, and have LOCAL_RANK and
+                     LOCAL_WORLD_SIZE of it. Turns reach each other by sockets. Memory of
+                     a GPU is for all its ranks (JAX: XLA_PYTHON_CLIENT_MEM_FRACTION)
 
 --dry-run says where ranks of this host would run, and why (--json: for programs); other
 hosts are not asked. -v says where the ranks of all hosts run, and so does --report.

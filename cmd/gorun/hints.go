@@ -28,7 +28,7 @@ var elsewhere = []struct {
 	{"membind mem-bind", "memory is where the rank first touches it: near its CPUs with --bind-to numa"},
 	{"rank-by", "ranks are numbered in the order of their hosts: see --map-by"},
 	{"report-bindings", "-v says where each rank runs, and --dry-run why"},
-	{"gpus-per-proc gpus-per-task gpus-per-rank", "a rank takes the GPU of its local rank; --gpu-bind hide shows it that one alone"},
+	{"gpus-per-proc gpus-per-task gpus-per-rank", "a rank takes the GPU of its local rank; --gpu-bind hide shows it that one alone, and with --gpu-bind share there may be more ranks than GPUs"},
 	{"nolocal", "leave this host out of -H or the hostfile"},
 	{"env genv export E", "a variable for the ranks is given with -x NAME=VALUE"},
 	{"envall genvall envlist genvlist envnone genvnone", "ranks on this host inherit all variables, those on other hosts get NCCL_* and what -x NAME names"},

@@ -3,12 +3,54 @@ package dltest
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
 
+// shareVar lets the ranks of a test share GPUs where there are fewer. NCCL joins them by sockets then, and takes milliseconds for a call.
+const shareVar = "GORUN_TEST_SHARE_GPUS"
+
+// Sharing reports whether ranks on real GPUs may share them.
+func Sharing() bool { return os.Getenv(shareVar) == "1" && os.Getenv("GORUN_CUDA_LIB") == "" }
+
+// DeviceOf is the device of a rank, for cuda.Open: that of its local rank. Ranks that share GPUs take them in turn, and those of each turn tell NCCL,
+// by the environment of this process, that they are on a host of their own, as gorun --gpu-bind share does.
+func DeviceOf(localRank int) string {
+	if !Sharing() {
+		return strconv.Itoa(localRank)
+	}
+	n, _ := visible()
+	os.Setenv("NCCL_HOSTID", "turn-"+strconv.Itoa(localRank/n))
+	return strconv.Itoa(localRank % n)
+}
+
+// NeedOwnGPUs is NeedGPUs for a test whose ranks must reach each other's memory.
+func NeedOwnGPUs(t testing.TB, n int) {
+	t.Helper()
+	if Sharing() {
+		t.Skip(shareVar + "=1: the ranks of this test need GPUs of their own")
+	}
+	NeedGPUs(t, n)
+}
+
+// visible counts the GPUs that a process may use, and says what hides some.
+func visible() (n int, by string) {
+	found, _ := filepath.Glob("/dev/nvidia[0-9]*")
+	v, set := os.LookupEnv("CUDA_VISIBLE_DEVICES")
+	if !set {
+		return len(found), ""
+	}
+	shown := 0
+	if v != "" { // else there are none
+		shown = strings.Count(v, ",") + 1
+	}
+	return min(len(found), shown), " (CUDA_VISIBLE_DEVICES=" + v + ")"
+}
+
 // NeedGPUs skips a test that needs n GPUs where they are not, or GORUN_DEVICE=host says not to use them. With GORUN_REQUIRE_GPU=1
-// a machine without any fails it; one that has some, or shows some (CUDA_VISIBLE_DEVICES), need not have as many as the test wants.
+// a machine without any fails it; one that has some, or shows some (CUDA_VISIBLE_DEVICES), need not have as many as the test wants, and with
+// GORUN_TEST_SHARE_GPUS=1 one is enough.
 func NeedGPUs(t testing.TB, n int) {
 	t.Helper()
 	if os.Getenv("GORUN_DEVICE") == "host" {
@@ -25,13 +67,9 @@ func NeedGPUs(t testing.TB, n int) {
 	if len(found) == 0 {
 		missing("no GPU: /dev/nvidiactl is there, but no device")
 	}
-	have, by := len(found), ""
-	if v, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
-		shown := 0
-		if v != "" { // else there are none
-			shown = strings.Count(v, ",") + 1
-		}
-		have, by = min(have, shown), " (CUDA_VISIBLE_DEVICES="+v+")"
+	have, by := visible()
+	if have > 0 && Sharing() {
+		return
 	}
 	if have < n {
 		t.Skipf("%d GPUs%s, this test needs %d", have, by, n)

@@ -119,6 +119,7 @@ type Prepare struct {
 	KillGrace  time.Duration // for the end of a session without Reap
 	BindTo     string        // what ranks are bound to; "": the host's choice
 	HideGPUs   bool          // show each rank a GPU of its own
+	ShareGPUs  bool          // ranks take the GPUs in turn
 	Items      []Item        // files that the ranks need
 	Worlds     []World       `json:",omitempty"` // of MPI
 	Hosts      Strings       `json:",omitempty"` // names of all hosts, where there are Worlds

@@ -55,6 +55,7 @@ func (b Bind) String() string {
 type Ask struct {
 	Bind  Bind
 	Hide  bool      // show each rank its own GPU alone
+	Share bool      // ranks take the GPUs in turn, so that there may be more ranks than GPUs
 	Ranks []RankAsk // in the order of their local ranks
 }
 
@@ -69,18 +70,20 @@ type Placement struct {
 	Why     string // why the ranks are bound as they are, or are not
 	Crowded string // that there are more ranks than CPUs; "": there are not
 	Refused string // why what was asked for is not done; "": it is
+	Shared  string // that ranks share GPUs; "": they do not
 	Ranks   []Rank // as in Ask
 }
 
 // Rank is what one rank gets.
 type Rank struct {
-	CPUs   Set      // what it is bound to; nil: it is not
-	Share  int      // how many ranks have those CPUs
-	Where  string   // what they are: "NUMA node 1, near GPU 5"
-	GPU    string   // the token of its GPU, "" where it has none or that isn't known
-	Hidden []string // NAME=TOKEN: what hides the others
-	Shown  string   // the tokens that it sees, "" for none
-	Index  string   // of its GPU among several that it sees; "" where it has none, sees it alone, or that isn't known
+	CPUs  Set      // what it is bound to; nil: it is not
+	Share int      // how many ranks have those CPUs
+	Where string   // what they are: "NUMA node 1, near GPU 5"
+	GPU   string   // the token of its GPU, "" where it has none or that isn't known
+	Vars  []string // NAME=VALUE: what hides the other GPUs, or has ranks share them
+	Shown string   // the tokens that it sees, "" for none; with Alone before the others are hidden
+	Alone bool     // it sees its GPU alone
+	Index string   // of its GPU among several that it sees; "" where it has none, sees it alone, or that isn't known
 }
 
 // Place works out what each rank gets. Without a wish (Bind{}) ranks are bound to NUMA nodes where each has a GPU whose node is known and where the nodes
@@ -90,7 +93,8 @@ func (m *Machine) Place(a Ask) (Placement, error) {
 	p := Placement{Ranks: make([]Rank, len(a.Ranks))}
 	near := make([]int, len(a.Ranks)) // index in m.Nodes, -1: not known
 	gpus := 0                         // ranks that have one
-	own := 0                          // ranks so far that are shown their own alone
+	own := 0                          // ranks so far that chose none themselves
+	var turns []turn
 	for i, r := range a.Ranks {
 		near[i] = -1
 		if m.GPUs.Count == 0 || r.Device == "host" {
@@ -105,9 +109,13 @@ func (m *Machine) Place(a Ask) (Placement, error) {
 				continue // the rank will say so itself
 			}
 		}
-		if a.Hide && r.Device == "" { // ranks of another program that was given a device take none
+		if (a.Hide || a.Share) && r.Device == "" { // ranks of another program that was given a device take none
 			g = own
 			own++
+		}
+		if a.Share && r.Device == "" && len(v.Tokens) > 0 {
+			t := turn{i, g / len(v.Tokens), g % len(v.Tokens)}
+			turns, g = append(turns, t), t.gpu
 		}
 		if g < len(v.Tokens) {
 			gpus++
@@ -122,11 +130,12 @@ func (m *Machine) Place(a Ask) (Placement, error) {
 				}
 				return p, fmt.Errorf("%d ranks, but %s visible%s: --gpu-bind hide needs a GPU for each rank", len(a.Ranks), areGPUs(len(v.Tokens)), from)
 			}
-			p.Ranks[i].Hidden = v.only(g, r.Env)
+			p.Ranks[i].Vars, p.Ranks[i].Alone = v.only(g, r.Env), true
 		} else if g < len(v.Tokens) && len(v.Tokens) > 1 {
 			p.Ranks[i].Index = strconv.Itoa(g)
 		}
 	}
+	p.share(turns, m.GPUs, a)
 	m.bind(&p, a.Bind, near, gpus)
 	return p, nil
 }
@@ -347,6 +356,7 @@ type HostPlace struct {
 	Why     string  `json:"why"`             // why its ranks are bound as they are, or are not
 	Crowded string  `json:"crowded,omitempty"`
 	Refused string  `json:"refused,omitempty"`
+	Shared  string  `json:"shared,omitempty"` // that ranks share GPUs
 }
 
 // RankPlace is what concerns a rank.
@@ -360,15 +370,15 @@ type RankPlace struct {
 
 // Tell describes a placement.
 func (m *Machine) Tell(p Placement) (HostPlace, []RankPlace) {
-	h := HostPlace{CPUs: m.Allowed.String(), Quota: m.Quota, Why: p.Why, Crowded: p.Crowded, Refused: p.Refused}
+	h := HostPlace{CPUs: m.Allowed.String(), Quota: m.Quota, Why: p.Why, Crowded: p.Crowded, Refused: p.Refused, Shared: p.Shared}
 	ranks := make([]RankPlace, len(p.Ranks))
 	for i, r := range p.Ranks {
 		ranks[i] = RankPlace{CPUs: h.CPUs, Why: p.Why, GPU: r.GPU, Visible: r.Shown}
+		if r.Alone {
+			ranks[i].Visible = r.GPU
+		}
 		if r.CPUs != nil {
 			ranks[i].CPUs, ranks[i].Bound, ranks[i].Why = r.CPUs.String(), true, r.Where
-		}
-		if r.Hidden != nil {
-			ranks[i].Visible = r.GPU
 		}
 	}
 	return h, ranks

@@ -17,8 +17,9 @@ type GPUs struct {
 	Count int    // by the kernel's traces
 	Vars  []Mask // variables that say which of them a program sees
 
-	nvidia bool
-	known  []known // by the number that the maker's library gives them; nil: not known
+	nvidia  bool
+	hostVar string  // the variable of the collective library that names the host
+	known   []known // by the number that the maker's library gives them; nil: not known
 }
 
 // Mask is a kind of variable such as CUDA_VISIBLE_DEVICES: the first of the names that is set counts. Each further Mask numbers what the one before left.
@@ -36,9 +37,9 @@ func FindGPUs(root string) GPUs {
 		count func(root string) int
 		gpus  GPUs
 	}{
-		{devices("dev/nvidia[0-9]*"), GPUs{nvidia: true, Vars: []Mask{{"CUDA_VISIBLE_DEVICES"}}}},
-		{amdGPUs, GPUs{Vars: []Mask{{"ROCR_VISIBLE_DEVICES"}, {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}}}},
-		{devices("dev/mtgpu.[0-9]*"), GPUs{Vars: []Mask{{"MUSA_VISIBLE_DEVICES"}}}},
+		{devices("dev/nvidia[0-9]*"), GPUs{nvidia: true, hostVar: "NCCL_HOSTID", Vars: []Mask{{"CUDA_VISIBLE_DEVICES"}}}},
+		{amdGPUs, GPUs{hostVar: "NCCL_HOSTID", Vars: []Mask{{"ROCR_VISIBLE_DEVICES"}, {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}}}},
+		{devices("dev/mtgpu.[0-9]*"), GPUs{hostVar: "MCCL_HOSTID", Vars: []Mask{{"MUSA_VISIBLE_DEVICES"}}}},
 	} {
 		if v.gpus.Count = v.count(root); v.gpus.Count > 0 {
 			return v.gpus

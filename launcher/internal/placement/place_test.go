@@ -195,7 +195,7 @@ func TestVisibleTokens(t *testing.T) {
 				if len(v.Tokens) > 0 {
 					want = []string{"CUDA_VISIBLE_DEVICES=" + v.Tokens[i]}
 				}
-				if d := cmp.Diff(r.Hidden, want); d != "" {
+				if d := cmp.Diff(r.Vars, want); d != "" {
 					t.Errorf("rank %d: -got +want:\n%s", i, d)
 				}
 			}
@@ -255,7 +255,7 @@ func TestVisibleOtherMakers(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, want := range []string{c.hidden0, c.hidden1} {
-				if got := strings.Join(p.Ranks[i].Hidden, " "); got != want {
+				if got := strings.Join(p.Ranks[i].Vars, " "); got != want {
 					t.Errorf("rank %d: got %s, want %s", i, got, want)
 				}
 			}
@@ -283,7 +283,7 @@ func TestHideNeedsAGPUEach(t *testing.T) {
 	}
 	// A job file that hides runs on a laptop, too.
 	root, allowed = recordedHost(t, "laptop")
-	if p, err := Read(root, allowed, Bind{}).Place(a); err != nil || p.Ranks[0].Hidden != nil {
+	if p, err := Read(root, allowed, Bind{}).Place(a); err != nil || p.Ranks[0].Vars != nil {
 		t.Errorf("without a GPU: %+v, %v", p, err)
 	}
 }

@@ -48,7 +48,7 @@ func text(p Placement, err error) string {
 		fmt.Fprintf(&b, "  refused: %s\n", p.Refused)
 	}
 	for i, r := range p.Ranks {
-		if r.CPUs == nil && r.GPU == "" && r.Hidden == nil {
+		if r.CPUs == nil && r.GPU == "" && r.Vars == nil {
 			continue
 		}
 		fmt.Fprintf(&b, "  %d:", i)
@@ -58,7 +58,7 @@ func text(p Placement, err error) string {
 		if r.GPU != "" {
 			fmt.Fprintf(&b, " GPU %s of %s", r.GPU, r.Shown)
 		}
-		for _, kv := range r.Hidden {
+		for _, kv := range r.Vars {
 			b.WriteString(" " + kv)
 		}
 		b.WriteString("\n")

@@ -18,9 +18,9 @@ import (
 
 // gpuDriver are the driver's functions that the test needs; package cuda's binding cannot be seen from here.
 type gpuDriver struct {
-	Init, DeviceGetCount, DeviceGet, PrimaryCtxRetain, CtxSetCurrent, MemcpyHtoD, MemcpyDtoH dl.Entry
-	StreamCreate, StreamDestroy, StreamQuery, BeginCapture, EndCapture                       dl.Entry
-	Instantiate, Launch, ExecDestroy, GraphDestroy                                           dl.Entry
+	Init, DeviceGetCount, DeviceGet, PrimaryCtxRetain, CtxSetCurrent, MemcpyHtoD, MemcpyDtoH, CtxSynchronize dl.Entry
+	StreamCreate, StreamDestroy, StreamQuery, BeginCapture, EndCapture                                       dl.Entry
+	Instantiate, Launch, ExecDestroy, GraphDestroy                                                           dl.Entry
 }
 
 func openGPUDriver(t *testing.T) *gpuDriver {
@@ -38,6 +38,7 @@ func openGPUDriver(t *testing.T) *gpuDriver {
 		need(&d.Init, "cuInit"), need(&d.DeviceGetCount, "cuDeviceGetCount"), need(&d.DeviceGet, "cuDeviceGet"),
 		need(&d.PrimaryCtxRetain, "cuDevicePrimaryCtxRetain"),
 		need(&d.CtxSetCurrent, "cuCtxSetCurrent"), need(&d.MemcpyHtoD, "cuMemcpyHtoD_v2"), need(&d.MemcpyDtoH, "cuMemcpyDtoH_v2"),
+		need(&d.CtxSynchronize, "cuCtxSynchronize"),
 		need(&d.StreamCreate, "cuStreamCreate"), need(&d.StreamDestroy, "cuStreamDestroy_v2"), need(&d.StreamQuery, "cuStreamQuery"),
 		need(&d.BeginCapture, "cuStreamBeginCapture_v2"), need(&d.EndCapture, "cuStreamEndCapture"),
 		need(&d.Instantiate, "cuGraphInstantiateWithFlags"), need(&d.Launch, "cuGraphLaunch"),
@@ -373,11 +374,16 @@ func (g *gpuRank) allReduce(count int) (err error) {
 	for i := range in {
 		in[i] = float32(i%7 + g.rank + 1)
 	}
+	// The copy of memory that is not pinned may return before the device has it all, and this stream waits for no other.
+	settled := func() error { return ok(&d.CtxSynchronize, d.CtxSynchronize.Result3(0, 0, 0)) }
 	if err := ok(&d.MemcpyHtoD, d.MemcpyHtoD.Result3(uintptr(send), uintptr(unsafe.Pointer(&in[0])), uintptr(bytes))); err != nil {
 		return err
 	}
 	clear := func() error {
-		return ok(&d.MemcpyHtoD, d.MemcpyHtoD.Result3(uintptr(recv), uintptr(unsafe.Pointer(&zero[0])), uintptr(bytes)))
+		if err := ok(&d.MemcpyHtoD, d.MemcpyHtoD.Result3(uintptr(recv), uintptr(unsafe.Pointer(&zero[0])), uintptr(bytes))); err != nil {
+			return err
+		}
+		return settled()
 	}
 	check := func(what string) error {
 		if err := ok(&d.MemcpyDtoH, d.MemcpyDtoH.Result3(uintptr(unsafe.Pointer(&out[0])), uintptr(recv), uintptr(bytes))); err != nil {
