@@ -17,10 +17,18 @@ import (
 type element[T cuda.Element] struct {
 	of   func(i int) T // small values, so that sums and products stay exact
 	fold func(op nccl.RedOp, v []T) T
+	sent [11]T // of 1 to 11, made once
+}
+
+func (e element[T]) made() element[T] {
+	for i := range e.sent {
+		e.sent[i] = e.of(i + 1)
+	}
+	return e
 }
 
 func numeric[T cuda.Numeric]() element[T] {
-	return element[T]{
+	e := element[T]{
 		of: func(i int) T { return T(i) },
 		fold: func(op nccl.RedOp, v []T) T {
 			acc := v[0]
@@ -42,23 +50,26 @@ func numeric[T cuda.Numeric]() element[T] {
 			return acc
 		},
 	}
+	return e.made()
 }
 
 func small[T cuda.Element](to func(float32) T, from func(T) float32) element[T] {
-	return element[T]{
+	reference := numeric[float32]()
+	e := element[T]{
 		of: func(i int) T { return to(float32(i) / 2) },
 		fold: func(op nccl.RedOp, v []T) T {
 			f := make([]float32, len(v))
 			for i := range v {
 				f[i] = from(v[i])
 			}
-			return to(numeric[float32]().fold(op, f))
+			return to(reference.fold(op, f))
 		},
 	}
+	return e.made()
 }
 
 // at is element i of what rank r sends in a call.
-func (e element[T]) at(r, salt, i int) T { return e.of((r*7+salt*3+i*5)%11 + 1) }
+func (e *element[T]) at(r, salt, i int) T { return e.sent[(r*7+salt*3+i*5)%len(e.sent)] }
 
 // spec is one collective of a test.
 type spec struct {
@@ -117,9 +128,9 @@ func call[T cuda.Element](w *world, e element[T], b buffers, s spec, st *cuda.St
 	if err != nil {
 		return err
 	}
-	none, mine := recv.Host(), send.Host()
+	none, mine, zero := recv.Host(), send.Host(), e.of(0)
 	for i := range none {
-		none[i] = e.of(0)
+		none[i] = zero
 	}
 	for i := range mine {
 		mine[i] = e.at(w.comm.Rank(), s.salt, i)
@@ -153,12 +164,16 @@ func verify[T cuda.Element](w *world, e element[T], b buffers, s spec) error {
 	if s.op == nccl.OpReduce && rank != s.root {
 		return nil
 	}
+	return e.check(s, n, rank, recv.Host())
+}
+
+// check compares what a rank of n has received with the scalar reference.
+func (e *element[T]) check(s spec, n, rank int, all []T) error {
 	v := make([]T, n)
 	step := 1
 	if raceEnabled {
-		step += recv.Len() / 5000 // the reference is slow there
+		step += len(all) / 5000 // the reference is slow there
 	}
-	all := recv.Host()
 	for i := 0; i < len(all); i += step {
 		got := all[i]
 		var want T

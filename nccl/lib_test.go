@@ -114,9 +114,9 @@ func libTypedOf[T cuda.Element](e element[T], fake bool) libTyped {
 			if err != nil {
 				return err
 			}
-			none := make([]T, recv.Len())
+			none, zero := make([]T, recv.Len()), e.of(0)
 			for i := range none {
-				none[i] = e.of(0)
+				none[i] = zero
 			}
 			mine := make([]T, send.Len())
 			for i := range mine {
@@ -146,29 +146,7 @@ func libTypedOf[T cuda.Element](e element[T], fake bool) libTyped {
 			if err := errors.Join(cuda.CopyToHost(all, recv, w.stream), w.stream.Synchronize(ctx)); err != nil {
 				return fmt.Errorf("%v of %v: %w", s, cuda.DTypeOf[T](), err)
 			}
-			v := make([]T, n)
-			for i, got := range all {
-				var want T
-				switch s.op {
-				case nccl.OpBroadcast:
-					want = e.at(s.root, s.salt, i)
-				case nccl.OpAllGather:
-					want = e.at(i/s.count, s.salt, i%s.count)
-				default:
-					at := i
-					if s.op == nccl.OpReduceScatter {
-						at += rank * s.count
-					}
-					for r := range v {
-						v[r] = e.at(r, s.salt, at)
-					}
-					want = e.fold(s.red, v)
-				}
-				if got != want {
-					return fmt.Errorf("%v of %v: element %d is %v, want %v", s, cuda.DTypeOf[T](), i, got, want)
-				}
-			}
-			return nil
+			return e.check(s, n, rank, all)
 		}}
 }
 

@@ -34,6 +34,7 @@ func under(pkg, path string) bool { return pkg == path || strings.HasPrefix(pkg,
 
 // Whatever is linked into a program, directly or not.
 func TestDependencies(t *testing.T) {
+	unraced(t)
 	const memberlist, crypto, purego = "github.com/hashicorp/memberlist", "golang.org/x/crypto", "github.com/ebitengine/purego"
 	// What a rank links: the packages for programs, and the programs that are there.
 	ranks := append([]string{"./graphs", "./nccl", "./cuda", "./bootstrap", "./rankenv", "./cmd/gorun-bench"},
@@ -67,6 +68,7 @@ func TestDependencies(t *testing.T) {
 
 // Who may import whom within the module, and which modules from outside.
 func TestImports(t *testing.T) {
+	unraced(t)
 	for _, c := range []struct {
 		pkg  string
 		may  []string // of this module
@@ -102,6 +104,7 @@ func TestImports(t *testing.T) {
 
 // gorun and its agent are one file that runs on any Linux.
 func TestStatic(t *testing.T) {
+	unraced(t)
 	file := filepath.Join(t.TempDir(), "gorun")
 	cmd := exec.Command("go", "build", "-o", file, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

@@ -25,6 +25,7 @@ func TestRootInAUserNamespace(t *testing.T) {
 
 // Jobs at once have ports of their own, which rank 0 can bind while others are being reserved.
 func TestPortsOfJobsAtOnce(t *testing.T) {
+	unraced(t)
 	for range often(25) {
 		var jobs []*job
 		for range 8 {

@@ -14,6 +14,7 @@ import (
 // Row 6 of what users of other launchers report: a rank that works on for longer than the default grace when it is asked to end is killed, and it is said for
 // what gorun waits; with a longer --kill-grace it gets done.
 func TestRankThatSavesForLong(t *testing.T) {
+	unraced(t)
 	t.Parallel()
 	const script = `trap 'touch $RANKDIR/asked$RANK; sleep 6; touch $RANKDIR/saved$RANK; exit 0' TERM; touch $RANKDIR/up$RANK; while :; do sleep 0.05; done`
 	home := remoteHome(t)

@@ -15,6 +15,15 @@ func often(n int) int {
 	return n
 }
 
+// unraced skips a test with -short under the race detector. Its subject is what the machine does with processes, or how long that takes: what runs
+// at once in gorun does so in other tests, too.
+func unraced(t *testing.T) {
+	t.Helper()
+	if raceEnabled && testing.Short() {
+		t.Skip("-short under the race detector: other tests have gorun do the same")
+	}
+}
+
 // bestOf tries something until it takes no longer than a bound, which is what is tested, and the machine may be busy.
 func bestOf(t *testing.T, bound time.Duration, try func() time.Duration) {
 	t.Helper()
@@ -45,6 +54,7 @@ func slowly(t *testing.T, d time.Duration, try func(d time.Duration) error) {
 // However a job ends: gorun's end follows within a bound, and then nothing is left after a second, here and on hosts; two seconds where
 // hosts must see by the end of their session that gorun was killed.
 func TestNothingIsLeftInTime(t *testing.T) {
+	unraced(t)
 	signal := func(sig syscall.Signal) func(*job) { return func(j *job) { j.cmd.Process.Signal(sig) } }
 	rank := func(j *job) { syscall.Kill(j.mark("up1"), syscall.SIGKILL) }
 	type end struct {

@@ -46,8 +46,17 @@ func (c cleaning) Run() int {
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	home := remoteHome(t)
+	files, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if raceEnabled && testing.Short() { // those that run no jobs to speak of have nothing that runs at once
+		files = slices.DeleteFunc(files, func(file string) bool {
+			return slices.Contains([]string{"bench", "check", "complete", "environ", "gobuild", "help", "usage"}, strings.TrimSuffix(filepath.Base(file), ".txtar"))
+		})
+	}
 	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/script",
+		Files:               files,
 		UpdateScripts:       *update,
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,

@@ -2,4 +2,7 @@
 
 package main
 
-const raceMemory = 1
+const (
+	raceEnabled = false
+	raceMemory  = 1
+)

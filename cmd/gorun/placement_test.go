@@ -69,6 +69,7 @@ func sorted(text string) []string {
 
 // Where ranks run, here and as ranks of agents.
 func TestPlacement(t *testing.T) {
+	unraced(t)
 	home := remoteHome(t)
 	t.Run("within the allowed CPUs", func(t *testing.T) { placedWithin(t, home) })
 	t.Run("cores", func(t *testing.T) { placedOnCores(t, home) })

@@ -2,4 +2,7 @@
 
 package main
 
-const raceMemory = 4
+const (
+	raceEnabled = true
+	raceMemory  = 4
+)

@@ -17,6 +17,7 @@ import (
 // Row 1 of what users of other launchers report: in no state that a job may stay in for long do gorun, its keepers and its agents take a CPU. All
 // states are looked at at once; a process that spins does so in every second that it is watched.
 func TestNothingSpins(t *testing.T) {
+	unraced(t)
 	home := remoteHome(t)
 	here := func(t *testing.T, args ...string) *job {
 		t.Helper()

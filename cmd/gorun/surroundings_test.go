@@ -148,6 +148,7 @@ func TestSurroundings(t *testing.T) {
 
 // In a container: as its root, as nobody, and as its first process, which the kernel treats in its own way.
 func TestContainers(t *testing.T) {
+	unraced(t)
 	if out, err := exec.Command("unshare", "-Urpf", "--mount-proc", "true").CombinedOutput(); err != nil {
 		lacking(t, "no namespaces here: %v: %s", err, out)
 	}
@@ -390,6 +391,7 @@ func TestTerminalClosesUnderNohup(t *testing.T) {
 
 // Agents work in odd places, too.
 func TestRemoteSurroundings(t *testing.T) {
+	unraced(t)
 	t.Parallel()
 	home := remoteHome(t)
 	for _, c := range []struct{ name, before string }{
