@@ -123,6 +123,7 @@ type Account struct {
 	LeftOut  int           `json:"attempts_left_out,omitempty"` // how many between them are not kept
 
 	used       string           // how the restarts were used, for Summary
+	advice     string           // what would mend the first failure, for Summary
 	unstaged   string           // what the rank that failed first lacked of gorun's host, for Summary
 	suspicions []node.Suspicion // what ranks said of others, in order
 
@@ -323,6 +324,7 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	if a.Cause >= 0 {
 		r := &a.Ranks[a.Cause]
 		r.Stderr = lastLines(r.tail, 5)
+		a.advice = adviceFor(r.tail)
 	}
 	a.suspicions = nil
 	for i := range a.Ranks {
@@ -406,6 +408,9 @@ func (a *Account) attemptSummary() string {
 		}
 		if a.unstaged != "" {
 			b.WriteString("  " + a.unstaged + "\n")
+		}
+		if a.advice != "" {
+			b.WriteString("  " + a.advice + "\n")
 		}
 	case ReasonTimeout:
 		fmt.Fprintf(&b, "gorun: timeout: %s\n", a.Error)

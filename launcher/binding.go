@@ -66,18 +66,18 @@ func VisibleGPUs(root string, environ []string) int {
 // cpuShareVar tells a rank that is bound how many ranks have the same CPUs.
 const cpuShareVar = "GORUN_CPU_SHARE"
 
-// jaxDevicesVar has JAX take a rank's own GPU, where it would take all that the rank sees.
+// jaxDevicesVar has JAX take a rank's own GPU, where it would take all that the rank sees, or the one of the local rank although others are hidden. A rank that
+// has the host alone takes all: JAX's users start one process a host.
 const jaxDevicesVar = "JAX_LOCAL_DEVICE_IDS"
 
-// placeVars is what the environment of a rank, which has own already, gets from its place among the ranks of its host. A rank that
-// has the host alone may take all GPUs, as JAX's users start one process a host.
-func placeVars(r placement.Rank, ranks int, own []string) []string {
+// placeVars is what the environment of a rank, which has own already, gets from its place.
+func placeVars(r placement.Rank, own []string) []string {
 	vars := slices.Clone(r.Vars)
 	if r.CPUs != nil {
 		vars = append(vars, cpuShareVar+"="+strconv.Itoa(r.Share))
 	}
-	if _, chosen := lookup(own, jaxDevicesVar); r.Index != "" && ranks > 1 && !chosen {
-		vars = append(vars, jaxDevicesVar+"="+r.Index)
+	if _, chosen := lookup(own, jaxDevicesVar); r.Local != "" && !chosen {
+		vars = append(vars, jaxDevicesVar+"="+r.Local)
 	}
 	return vars
 }
@@ -163,7 +163,7 @@ func (p *Plan) placeLocal(m *Machine) error {
 	p.Hosts[host].Place = &h
 	for i, r := range ranks {
 		r.Place, r.cpus = &told[i], placed.Ranks[i].CPUs
-		vars := placeVars(placed.Ranks[i], len(ranks), r.Env)
+		vars := placeVars(placed.Ranks[i], r.Env)
 		if r.more = len(vars) > 0; !r.more {
 			continue
 		}

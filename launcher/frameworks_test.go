@@ -6,7 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A rank that shares its host has JAX take one GPU, by its place among those that it sees.
+// JAX takes a rank's GPU, counted among those that the rank sees.
 func TestJAXDevices(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -16,9 +16,9 @@ func TestJAXDevices(t *testing.T) {
 	}{
 		{name: "by local rank", job: Job{NP: 3}, gpus: "7,6,5,4", want: []string{"0", "1", "2"}},
 		{name: "more ranks than GPUs", job: Job{NP: 3}, gpus: "7,6", want: []string{"0", "1", ""}},
-		{name: "alone on the host", job: Job{NP: 1}, gpus: "7,6", want: []string{""}},
-		{name: "one GPU", job: Job{NP: 2}, gpus: "7", want: []string{"", ""}},
-		{name: "hidden", job: Job{NP: 2, GPUBind: GPUBindHide}, gpus: "7,6", want: []string{"", ""}},
+		{name: "alone on the host", job: Job{NP: 1}, gpus: "7,6", want: []string{"0,1"}},
+		{name: "one GPU", job: Job{NP: 2}, gpus: "7", want: []string{"0", ""}},
+		{name: "hidden", job: Job{NP: 2, GPUBind: GPUBindHide}, gpus: "7,6", want: []string{"0", "0"}},
 		{name: "a device for all", job: Job{NP: 2, Device: "1"}, gpus: "7,6", want: []string{"1", "1"}},
 		{name: "no GPU", job: Job{NP: 2, Device: "host"}, gpus: "7,6", want: []string{"", ""}},
 		{name: "chosen", job: Job{NP: 2, Env: []Setting{{Name: "JAX_LOCAL_DEVICE_IDS", Value: "0,1"}}}, gpus: "7,6", want: []string{"0,1", "0,1"}},
@@ -75,5 +75,27 @@ func TestRunID(t *testing.T) {
 				t.Errorf("-got +want:\n%s", d)
 			}
 		})
+	}
+}
+
+func TestEnvLike(t *testing.T) {
+	facts := testFacts
+	facts.Environ = []string{"OMPI_COMM_WORLD_RANK=7", "OMPI_COMM_WORLD_SIZE=8", "SLURM_PROCID=7"}
+	for like, want := range map[string][]string{"": {"", ""}, "ompi": {"1", ""}, "slurm": {"", "1"}} {
+		p, err := Job{NP: 2, Program: "./prog", EnvLike: like}.Plan(facts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, name := range []string{"OMPI_COMM_WORLD_RANK", "SLURM_PROCID"} {
+			value, _ := lookup(p.environ(&p.Ranks[1], nil), name)
+			got = append(got, value)
+		}
+		if d := cmp.Diff(got, want); d != "" {
+			t.Errorf("%s: -got +want:\n%s", like, d)
+		}
+	}
+	if _, err := (Job{NP: 2, Program: "./prog", EnvLike: "pbs"}).Plan(facts); err == nil || err.Error() != "--env-like pbs: must be ompi or slurm" {
+		t.Errorf("got %v", err)
 	}
 }

@@ -15,6 +15,7 @@ type Job struct {
 	Args            []string      // the program's arguments
 	Dir             string        // working directory of the ranks; "": the current one
 	Env             []Setting     // variables for the ranks, beside the inherited ones
+	EnvLike         string        // the launcher whose variables ranks get, too: rankenv.LikeOpenMPI, rankenv.LikeSlurm; "": none
 	MPI             string        // the process manager that MPI_Init finds: MPIPMI, MPIPMIx, MPIOff; "" and MPIAuto: the one that the program's MPI library asks for
 	Device          string        // device token of the ranks ("host"); "": each rank's own choice
 	Timeout         time.Duration // end the job after this time; 0 and NoTimeout: never

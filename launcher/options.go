@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // Option is a setting of a job in all the places where it may be given: a flag, a variable of gorun's environment, a key of a
@@ -76,6 +78,9 @@ var JobOptions = []Option{
 		field: text(func(j *Job) *string { return &j.Dir })},
 	{Flags: []string{"--device"}, Arg: "TOKEN", Env: "GORUN_DEVICE", Key: "job.device", Example: `"host"`,
 		Help: "device of the ranks: host, an index, a UUID (default: each rank chooses)", App: true, field: word(func(j *Job) *string { return &j.Device })},
+	{Flags: []string{"--env-like"}, Arg: "LAUNCHER", Env: "GORUN_ENV_LIKE", Key: "job.env_like", Example: `"ompi"`, Values: []string{rankenv.LikeOpenMPI, rankenv.LikeSlurm},
+		Help:  "give ranks also the variables of ompi (OMPI_COMM_WORLD_RANK, ...; for JAX, too) or slurm (SLURM_PROCID, ...)",
+		field: word(func(j *Job) *string { return &j.EnvLike }, rankenv.LikeOpenMPI, rankenv.LikeSlurm)},
 	{Flags: []string{"--mpi"}, Arg: "HOW", Env: "GORUN_MPI", Default: MPIAuto, Key: "job.mpi", Example: `"pmi"`, Values: []string{MPIAuto, MPIPMI, MPIOff}, App: true,
 		Help:  "how MPI_Init finds the other ranks: pmi, off, or auto (default), as the program's library asks for; see help mpi",
 		field: word(func(j *Job) *string { return &j.MPI }, MPIAuto, MPIPMI, MPIOff)},

@@ -146,7 +146,12 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	if err := j.planRemote(p, f, settings); err != nil {
 		return nil, err
 	}
-	p.planRanks(on, apps, f, settings)
+	switch j.EnvLike {
+	case "", rankenv.LikeOpenMPI, rankenv.LikeSlurm:
+	default:
+		return nil, usagef("--env-like %s: must be %s or %s", j.EnvLike, rankenv.LikeOpenMPI, rankenv.LikeSlurm)
+	}
+	p.planRanks(on, apps, f, settings, j.EnvLike)
 	p.planInherited(j, f, settings)
 	if err := p.planMPI(apps); err != nil {
 		return nil, err
@@ -312,7 +317,7 @@ func (j Job) isLocal(f Facts, h Host) bool {
 }
 
 // planRanks makes the ranks, of which on names the hosts.
-func (p *Plan) planRanks(on []int, apps []App, f Facts, settings [][]Setting) {
+func (p *Plan) planRanks(on []int, apps []App, f Facts, settings [][]Setting, like string) {
 	local := make([]int, len(p.Hosts)) // ranks of each host so far
 	size := make([]int, len(p.Hosts))
 	for _, h := range on {
@@ -329,7 +334,7 @@ func (p *Plan) planRanks(on []int, apps []App, f Facts, settings [][]Setting) {
 		place := rankenv.Env{Launcher: "gorun", Rank: r, Size: len(on), LocalRank: local[h], LocalSize: size[h], Node: h, Nodes: len(p.Hosts), Device: apps[app].Device, App: app, Restarts: p.Restarts.N}
 		pr := PlanRank{Rank: r, Host: h, LocalRank: local[h], App: app, Device: apps[app].Device, Argv: argv}
 		local[h]++
-		pr.Env = place.Environ()
+		pr.Env = append(place.Environ(), place.Like(like)...)
 		for _, s := range settings[app] {
 			value := s.Value
 			if s.Inherit {

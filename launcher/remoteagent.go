@@ -292,7 +292,7 @@ func (s *agentServer) prepare() error {
 			return fmt.Errorf("rank %d runs program %d of %d", r.Rank, r.Program, len(s.programs))
 		}
 		ar := agentRank{rank: r.Rank, path: s.programs[r.Program].Path, argv: r.Argv.Unpack(), dir: s.dirOf(&r), stdin: null, cpus: placed.Ranks[i].CPUs}
-		s.placeEnv = append(s.placeEnv, placeVars(placed.Ranks[i], len(j.Ranks), r.Env.Unpack()))
+		s.placeEnv = append(s.placeEnv, placeVars(placed.Ranks[i], r.Env.Unpack()))
 		if slices.Contains(j.Stdin, r.Rank) {
 			p, fd, err := newStdinPipe()
 			if err != nil {

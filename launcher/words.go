@@ -74,3 +74,11 @@ func (r *runner) raisers() []int {
 	}
 	return ranks
 }
+
+// adviceFor is what would mend a failure, by the rank's last words; "" if that is not known.
+func adviceFor(text []byte) string {
+	if bytes.Contains(lastError(text), []byte("Number of processes must be defined.")) {
+		return "jax.distributed.initialize() finds its arguments with --env-like ompi (gorun help python)"
+	}
+	return ""
+}

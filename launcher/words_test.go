@@ -80,3 +80,13 @@ esac`
 	}
 	nothingLeft(t, acct.Job)
 }
+
+func TestAdvice(t *testing.T) {
+	r := ended(1, 1, exitStatus{Code: 1}, "")
+	r.tail = []byte("Traceback (most recent call last):\nValueError: Number of processes must be defined.\n")
+	a := &Account{Reason: ReasonFailed, Ranks: []RankAccount{ended(0, 2, exitStatus{Code: 1}, ""), r}}
+	a.settle(0, 0)
+	if want := "\n  jax.distributed.initialize() finds its arguments with --env-like ompi (gorun help python)\n  then: "; !strings.Contains(a.Summary(), want) {
+		t.Errorf("%q has no %q", a.Summary(), want)
+	}
+}

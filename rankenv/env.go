@@ -23,7 +23,7 @@ type Env struct {
 	Restart    int    // how often the job was restarted
 	Restarts   int    // how often it may be
 	RunID      string // id of the launch, the same after restarts
-	GPU        string // index of the rank's GPU among those that it sees, where ranks share the host's GPUs and that is known
+	GPU        string // index of the rank's GPU among those that it sees, or a list of them; "" if it has none or that is not known
 	CPUShare   int    // how many ranks have the CPUs that this rank is bound to; 0: it is not bound
 	App        int    // index of the rank's program among those of the job; 0 if there is one, or another launcher does not say
 }

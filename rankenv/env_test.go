@@ -219,3 +219,30 @@ func ExampleFromEnviron() {
 	// rank 1 of 4, started by hydra
 	// environment of torchrun: RANK is set but WORLD_SIZE is not
 }
+
+// What Like gives is what FromEnviron reads of that launcher, and an outer job's leaves nothing by which a rank takes itself for one.
+func TestLike(t *testing.T) {
+	e := rankenv.Env{Rank: 3, Size: 6, LocalRank: 1, LocalSize: 2, Node: 1, Nodes: 3}
+	for launcher, want := range map[string]rankenv.Env{
+		rankenv.LikeOpenMPI: {Launcher: "openmpi", Rank: 3, Size: 6, LocalRank: 1, LocalSize: 2},
+		rankenv.LikeSlurm:   {Launcher: "slurm", Job: "slurm-0", Rank: 3, Size: 6, LocalRank: 0, Node: 1}, // of the step it does not say how many hosts there are, and ranks on each
+		"":                  {Size: 1, LocalSize: 1, Nodes: 1},
+	} {
+		vars := e.Like(launcher)
+		step := []string{"SLURM_STEP_ID=0"} // without it gorun's own programs take it for a batch script
+		if launcher != rankenv.LikeSlurm {
+			step = nil
+		}
+		got, err := rankenv.FromEnviron(append(step, vars...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(got, want); diff != "" {
+			t.Errorf("%s: got -, want +:\n%s", launcher, diff)
+		}
+		kept, _ := rankenv.Scrub(vars)
+		if kept = slices.DeleteFunc(kept, func(kv string) bool { return kv == "SLURM_NNODES=3" }); len(kept) != 0 { // that is of an allocation
+			t.Errorf("%s: kept of an outer job: %q", launcher, kept)
+		}
+	}
+}

@@ -51,7 +51,7 @@ var Vars = []Var{
 	{"CROSS_SIZE", ByGorun, "DeepSpeed: as GORUN_NODES"},
 	{"JAX_NUM_PROCESSES", ByGorun, "JAX: as GORUN_SIZE"},
 	{"JAX_PROCESS_ID", ByGorun, "JAX: as GORUN_RANK"},
-	{"JAX_LOCAL_DEVICE_IDS", ByGorun, "JAX: the rank's GPU, counted among those that it sees; set where ranks share a host that has several"},
+	{"JAX_LOCAL_DEVICE_IDS", ByGorun, "JAX: the rank's GPU, counted among those that it sees; all where it has the host alone"},
 	{"JAX_COORDINATOR_ADDRESS", ByGorun, "JAX: MASTER_ADDR:MASTER_PORT"},
 
 	{"NCCL_SOCKET_IFNAME", ByDefault, "NCCL, RCCL: \"=\" and the interface that holds the address at which the other hosts reach this one"},

@@ -113,6 +113,7 @@ func helpTopics() []helpTopic {
 		{"mpi", "programs with MPI: MPICH, Intel MPI, MVAPICH2", func() string { return mpiHelp }},
 		{"output", "what becomes of the ranks' output, and who reads stdin", func() string { return outputHelp }},
 		{"placement", "which CPUs and GPUs ranks get", func() string { return placementHelp }},
+		{"python", "programs with PyTorch, JAX, Lightning, accelerate", func() string { return pythonHelp }},
 		{"report", "what --report writes", func() string { return reportHelp }},
 		{"signals", "what gorun does on a signal", func() string { return signalsHelp }},
 		{"man", "the manual page gorun(1), for man -l", manPage},

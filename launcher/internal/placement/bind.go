@@ -83,7 +83,7 @@ type Rank struct {
 	Vars  []string // NAME=VALUE: what hides the other GPUs, or has ranks share them
 	Shown string   // the tokens that it sees, "" for none; with Alone before the others are hidden
 	Alone bool     // it sees its GPU alone
-	Index string   // of its GPU among several that it sees; "" where it has none, sees it alone, or that isn't known
+	Local string   // its GPU counted among those that it sees, "0,1,..." where it has the host alone and may take all; "" where it has none or that isn't known
 }
 
 // Place works out what each rank gets. Without a wish (Bind{}) ranks are bound to NUMA nodes where each has a GPU whose node is known and where the nodes
@@ -131,13 +131,25 @@ func (m *Machine) Place(a Ask) (Placement, error) {
 				return p, fmt.Errorf("%d ranks, but %s visible%s: --gpu-bind hide needs a GPU for each rank", len(a.Ranks), areGPUs(len(v.Tokens)), from)
 			}
 			p.Ranks[i].Vars, p.Ranks[i].Alone = v.only(g, r.Env), true
-		} else if g < len(v.Tokens) && len(v.Tokens) > 1 {
-			p.Ranks[i].Index = strconv.Itoa(g)
+			p.Ranks[i].Local = "0"
+		} else if len(a.Ranks) == 1 && r.Device == "" {
+			p.Ranks[i].Local = counted(len(v.Tokens))
+		} else if g < len(v.Tokens) {
+			p.Ranks[i].Local = strconv.Itoa(g)
 		}
 	}
 	p.share(turns, m.GPUs, a)
 	m.bind(&p, a.Bind, near, gpus)
 	return p, nil
+}
+
+// counted is "0,1,2" for 3.
+func counted(n int) string {
+	var list []string
+	for i := range n {
+		list = append(list, strconv.Itoa(i))
+	}
+	return strings.Join(list, ",")
 }
 
 func areGPUs(n int) string {

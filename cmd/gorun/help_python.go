@@ -1,0 +1,30 @@
+package main
+
+const pythonHelp = `Programs that PyTorch's torchrun, accelerate launch or Slurm's srun start run unchanged:
+ranks have the variables of torchrun (see help environment).
+
+  torchrun --nproc_per_node 8 train.py      gorun -np 8 python train.py
+  torchrun --nnodes 2 ... on each host      gorun -H a:8,b:8 python train.py, on one
+  torchrun --max-restarts 3                 gorun --restarts 3
+  torchrun --rdzv-id exp7                   gorun -x TORCHELASTIC_RUN_ID=exp7
+  accelerate launch --num_processes 8       gorun -np 8
+
+PyTorch       torch.distributed.init_process_group() needs no arguments; device_mesh, DDP and
+              FSDP follow from it. A rank's GPU is torch.device("cuda", LOCAL_RANK).
+Lightning     Trainer(devices=8, num_nodes=2) must agree with -np: it checks.
+accelerate    Accelerator() reads the same variables. What accelerate config has written is
+              for accelerate launch: say it in Accelerator(...), or with -x (ACCELERATE_...).
+DeepSpeed     deepspeed.init_distributed() reads the same variables.
+JAX           jax.distributed.initialize() needs no arguments with --env-like ompi: JAX knows
+              launchers by their variables, and takes gorun's ranks for those of mpirun.
+              Otherwise num_processes and process_id are JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+              Each rank takes its own GPU (JAX_LOCAL_DEVICE_IDS), all if it has the host alone.
+srun, mpirun  --env-like slurm and --env-like ompi give the variables that scripts written for
+              those read: SLURM_PROCID, SLURM_LOCALID, SLURM_NTASKS, SLURM_NODEID, SLURM_NNODES;
+              OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE. For mpi4py see help mpi.
+
+torchrun sets OMP_NUM_THREADS=1; gorun sets none: -x OMP_NUM_THREADS=1.
+Python buffers what it prints to a pipe: -x PYTHONUNBUFFERED=1 shows it at once.
+With -x PYTHONFAULTHANDLER=1 ranks that hang write their tracebacks at --timeout, and those
+that crash (SIGSEGV) write where.
+`

@@ -1,0 +1,36 @@
+package rankenv
+
+import "strconv"
+
+// Launchers whose variables Like gives.
+const (
+	LikeOpenMPI = "ompi"
+	LikeSlurm   = "slurm"
+)
+
+// Like returns the variables by which another launcher tells a rank its place, for programs and wrapper scripts that read those; nil for a launcher
+// that is none of the above. It does not make MPI_Init work. OMPI_MCA_orte_hnp_uri is what JAX knows mpirun by: with it, and JAX_COORDINATOR_ADDRESS
+// that Environ gives, jax.distributed.initialize needs no arguments.
+func (e Env) Like(launcher string) []string {
+	var vars []string
+	num := func(n int, names ...string) {
+		for _, name := range names {
+			vars = append(vars, name+"="+strconv.Itoa(n))
+		}
+	}
+	switch launcher {
+	case LikeOpenMPI:
+		num(e.Rank, "OMPI_COMM_WORLD_RANK")
+		num(e.Size, "OMPI_COMM_WORLD_SIZE", "OMPI_UNIVERSE_SIZE")
+		num(e.LocalRank, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK")
+		num(e.LocalSize, "OMPI_COMM_WORLD_LOCAL_SIZE")
+		vars = append(vars, "OMPI_MCA_orte_hnp_uri=gorun")
+	case LikeSlurm:
+		num(e.Rank, "SLURM_PROCID")
+		num(e.Size, "SLURM_NTASKS", "SLURM_NPROCS")
+		num(e.LocalRank, "SLURM_LOCALID")
+		num(e.Node, "SLURM_NODEID")
+		num(e.Nodes, "SLURM_NNODES")
+	}
+	return vars
+}
