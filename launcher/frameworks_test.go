@@ -19,6 +19,7 @@ func TestJAXDevices(t *testing.T) {
 		{name: "alone on the host", job: Job{NP: 1}, gpus: "7,6", want: []string{"0,1"}},
 		{name: "one GPU", job: Job{NP: 2}, gpus: "7", want: []string{"0", ""}},
 		{name: "hidden", job: Job{NP: 2, GPUBind: GPUBindHide}, gpus: "7,6", want: []string{"0", "0"}},
+		{name: "shared", job: Job{NP: 3, GPUBind: GPUBindShare}, gpus: "7,6", want: []string{"0", "1", "0"}},
 		{name: "a device for all", job: Job{NP: 2, Device: "1"}, gpus: "7,6", want: []string{"1", "1"}},
 		{name: "no GPU", job: Job{NP: 2, Device: "host"}, gpus: "7,6", want: []string{"", ""}},
 		{name: "chosen", job: Job{NP: 2, Env: []Setting{{Name: "JAX_LOCAL_DEVICE_IDS", Value: "0,1"}}}, gpus: "7,6", want: []string{"0,1", "0,1"}},
