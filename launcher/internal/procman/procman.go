@@ -25,6 +25,10 @@ type World struct {
 	Exchange func(name string, hosts []int, data []byte, done func(all [][]byte, err error))
 	// End asks for the end of the job, because of a rank of this world and host: once a rank at most. It does not wait.
 	End func(rank int, why Departure)
+
+	Dir    string                     // a directory of the job's on this host that ranks may write into; it is removed at the end; "": there is none
+	Remove func(path string)          // has a file elsewhere on this host removed at the end if this process dies before; nil: nobody does
+	Say    func(rank int, text string) // shows whole lines as if a rank of this host had written them to stderr; nil: they are dropped
 }
 
 // Local are the ranks of the world on this host, ascending.

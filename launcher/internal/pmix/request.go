@@ -1,0 +1,295 @@
+package pmix
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gorun-dev/gorun/launcher/internal/procman"
+)
+
+// request is one that is answered later.
+type request struct {
+	conn  *conn
+	tag   uint32
+	since time.Time
+}
+
+// Requests.
+const (
+	cmdJobInfo         = 0
+	cmdAbort           = 1
+	cmdCommit          = 2
+	cmdFence           = 3
+	cmdGet             = 4
+	cmdFinalize        = 5
+	cmdRegisterEvent   = 13
+	cmdDeregisterEvent = 14
+	cmdLog             = 16
+	cmdJobControl      = 18
+)
+
+// handle carries a request out. Each has an answer, sooner or later, but one. The answer to what is not known, and to all that fails, is a status.
+func (c *conn) handle(tag uint32, body []byte) error {
+	s := c.s
+	u := &unpacker{b: body}
+	u.one()
+	cmd := u.u8()
+	if u.err != nil {
+		return u.err
+	}
+	var err error
+	switch cmd {
+	case cmdAbort:
+		err = c.abort(tag, u)
+	case cmdCommit:
+		err = c.commit(tag, u)
+	case cmdFence:
+		err = c.fence(tag, u)
+	case cmdGet:
+		err = c.get(tag, u)
+	case cmdLog:
+		err = c.log(tag, u)
+	case cmdJobControl:
+		err = c.jobControl(tag, u)
+	default:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		switch cmd {
+		case cmdJobInfo:
+			c.answer(tag, s.jobInfoOf(c.rank))
+		case cmdFinalize:
+			s.ranks[c.rank].finalized = true
+			c.answerStatus(tag, success)
+		case cmdRegisterEvent:
+			// None is ever sent: gorun itself ends the ranks of a job that fails.
+			c.answerStatus(tag, success)
+		case cmdDeregisterEvent:
+		default:
+			c.answerStatus(tag, errNotSupported)
+		}
+		return nil
+	}
+	if errors.Is(err, errUnknownType) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		c.answerStatus(tag, errNotSupported)
+		return nil
+	}
+	return err
+}
+
+// jobInfoOf is what a rank is told of its job.
+func (s *server) jobInfoOf(number int) []byte {
+	if s.w.Dir == "" {
+		return s.info
+	}
+	p := &packer{b: slices.Clip(s.info)}
+	p.kval(keyProcDir, filepath.Join(s.w.Dir, strconv.Itoa(number)))
+	return p.b
+}
+
+func (c *conn) abort(tag uint32, u *unpacker) error {
+	s := c.s
+	u.one()
+	code := int32(u.u32())
+	u.one()
+	text := u.str()
+	if u.err != nil {
+		return u.err
+	}
+	if text == "N/A" {
+		text = "" // what Open MPI 4 says when it has nothing to say
+	}
+	s.end(c.rank, procman.Departure{Aborted: true, Code: int(code), Text: plain(text)})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.answerStatus(tag, success)
+	return nil
+}
+
+// plain is a text as one short line.
+func plain(text string) string {
+	const most = 200
+	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }), " ")
+	if r := []rune(text); len(r) > most {
+		text = string(r[:most]) + "..."
+	}
+	return text
+}
+
+// Scopes of what is published.
+const (
+	scopeLocal  = 1
+	scopeRemote = 2
+	scopeGlobal = 3
+)
+
+// commit takes what a rank publishes: for each scope all that it has published in it so far.
+func (c *conn) commit(tag uint32, u *unpacker) error {
+	s := c.s
+	type part struct {
+		scope uint8
+		data  []byte
+	}
+	var parts []part
+	for len(u.b) > 0 {
+		u.one()
+		scope := u.u8()
+		u.one()
+		u.u8() // the kind of the buffer
+		data := u.bytes()
+		if u.err != nil {
+			return u.err
+		}
+		parts = append(parts, part{scope, data})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.ranks[c.rank]
+	for _, p := range parts {
+		if p.scope == scopeLocal || p.scope == scopeGlobal {
+			k.local = p.data
+		}
+		if p.scope == scopeRemote || p.scope == scopeGlobal {
+			k.remote, k.dirty = p.data, true
+		}
+	}
+	if !k.known {
+		k.known, k.dirty = true, true
+		s.unheard--
+	}
+	c.answerStatus(tag, success)
+	s.published(c.rank)
+	if s.unheard == 0 {
+		s.spread()
+	}
+	return nil
+}
+
+// published answers those who wait for what a rank has published. s.mu is held.
+func (s *server) published(number int) {
+	k := s.ranks[number]
+	wait := k.wait
+	k.wait = nil
+	for _, q := range wait {
+		q.conn.answer(q.tag, s.publishedBy(number))
+	}
+}
+
+// publishedBy is the answer to a rank of this host that asks for what a rank has published. s.mu is held.
+func (s *server) publishedBy(number int) []byte {
+	k := s.ranks[number]
+	data := k.remote
+	if s.w.HostOf[number] == s.w.Host {
+		data = k.local
+	}
+	b := &packer{}
+	b.count(1)
+	b.proc(proc{s.namespace, uint32(number)})
+	b.b = append(b.b, data...)
+	p := &packer{}
+	p.status(success)
+	p.count(1)
+	p.bytes(b.b)
+	return p.b
+}
+
+// get answers with all that a rank has published; the client looks for the key. One that asks for a rank that has published nothing yet waits until it has.
+func (c *conn) get(tag uint32, u *unpacker) error {
+	s := c.s
+	u.one()
+	namespace := u.str()
+	u.one()
+	number := u.u32()
+	infos := u.infos()
+	key := ""
+	if u.err == nil && len(u.b) > 0 {
+		u.one()
+		key = u.str()
+	}
+	if u.err != nil {
+		return u.err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if namespace != s.namespace || uint64(number) >= uint64(len(s.ranks)) {
+		c.answerStatus(tag, errNotFound) // what there is to know of the job the client knows
+		return nil
+	}
+	switch k := s.ranks[number]; {
+	case k.known:
+		c.answer(tag, s.publishedBy(int(number)))
+	case k.ended || isTrue(infos, "pmix.immediate") || strings.HasPrefix(key, "pmix"):
+		c.answerStatus(tag, errNotFound)
+	default:
+		k.wait = append(k.wait, request{c, tag, time.Now()})
+	}
+	return nil
+}
+
+// log has a text shown that the rank's library has for the user.
+func (c *conn) log(tag uint32, u *unpacker) error {
+	u.one()
+	u.u64() // when
+	infos := u.infos()
+	if u.err != nil {
+		return u.err
+	}
+	st := errNotSupported
+	for _, i := range infos {
+		if text, ok := i.value.(string); ok && (i.key == "pmix.log.stderr" || i.key == "pmix.log.stdout") && c.s.w.Say != nil {
+			c.s.w.Say(c.rank, text)
+			st = success
+		}
+	}
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.answerStatus(tag, st)
+	return nil
+}
+
+// jobControl notes files that are to be removed when the ranks are gone. Directories are not: those that Open MPI makes are in the job's own.
+func (c *conn) jobControl(tag uint32, u *unpacker) error {
+	s := c.s
+	u.procs()
+	infos := u.infos()
+	if u.err != nil {
+		return u.err
+	}
+	var files []string
+	st := errNotSupported
+	for _, i := range infos {
+		switch i.key {
+		case "pmix.reg.cleanup":
+			list, _ := i.value.(string)
+			for path := range strings.SplitSeq(list, ",") {
+				if filepath.IsAbs(path) && !strings.ContainsAny(path, "\n\x00") {
+					files = append(files, path)
+				}
+			}
+			st = success
+		case "pmix.reg.cleanupdir":
+			st = success
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.clean)+len(files) > maxClean {
+		files, st = nil, errGeneral
+	}
+	s.clean = append(s.clean, files...)
+	if s.w.Remove != nil {
+		for _, path := range files {
+			s.w.Remove(path)
+		}
+	}
+	c.answerStatus(tag, st)
+	return nil
+}
+
+// maxClean bounds the files that ranks have removed.
+const maxClean = 1 << 14

@@ -1,0 +1,253 @@
+package pmix
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gorun-dev/gorun/bootstrap/node"
+	"github.com/gorun-dev/gorun/launcher/internal/procman"
+)
+
+// server serves the ranks of a world on one host.
+//
+// The protocol's own credential ("native") is no more than the user and group that a client says it is. So the kernel is asked whose the other end
+// of a connection is (peerUser): one of another user is closed without a word.
+type server struct {
+	w         procman.World
+	namespace string
+	names     []string // of hosts, each another
+	local     []int    // ranks of this host
+	hosts     []int    // of the world
+	ctx       context.Context
+	stop      context.CancelFunc
+	ln        net.Listener
+	info      []byte // what jobInfo gave
+	kick      chan struct{} // there is something in outbox
+	tasks     sync.WaitGroup
+
+	mu      sync.Mutex // guards the rest
+	closed  bool
+	conns   map[*conn]bool
+	ranks   []*rank
+	fences  map[string][]*fence // by members: those that are not met, oldest first
+	count   map[string]int      // how many such fences there were
+	outbox  []exchange
+	unheard int                 // local ranks that have published nothing yet
+	has     bool                // what they have published is given to the other hosts
+	clean   []string            // files that ranks leave behind
+}
+
+// rank is what is known of a rank.
+type rank struct {
+	local  []byte // published for ranks of its host: keys and values as it packed them
+	remote []byte // published for ranks of other hosts
+	known  bool   // it has published, if only nothing
+	dirty  bool   // remote has not been given to all hosts
+	wait   []request  // that wait for what it publishes
+
+	// Of ranks of this host.
+	connected bool
+	finalized bool
+	conns     int // open ones
+	idle      chan struct{} // closed while there is none
+	ended     bool
+	why       procman.Departure
+}
+
+const (
+	// maxNamespace bounds what clients hold of a namespace.
+	maxNamespace = 255
+	// endBound bounds the wait for what a process had said when it ended.
+	endBound = time.Second
+)
+
+// announced is the release whose behaviour clients may expect. It has to have the packing "v3".
+const announced = "3.2.5"
+
+// Serve serves the ranks of a world on this host.
+func Serve(w procman.World) (procman.Server, error) {
+	s := &server{w: w, namespace: "gorun-" + w.Job, names: unlike(w.Hosts), local: w.Local(), hosts: w.HostsOf(nil), conns: map[*conn]bool{},
+		fences: map[string][]*fence{}, count: map[string]int{}, kick: make(chan struct{}, 1)}
+	if len(s.namespace) > maxNamespace {
+		return nil, fmt.Errorf("pmix: the job's id has %d bytes", len(w.Job))
+	}
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("pmix: %w", err)
+	}
+	s.ln = ln
+	s.ranks = make([]*rank, len(w.Ranks))
+	for i := range s.ranks {
+		s.ranks[i] = &rank{idle: make(chan struct{})}
+		close(s.ranks[i].idle)
+	}
+	s.unheard = len(s.local)
+	s.info = s.jobInfo()
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.tasks.Go(s.accept)
+	s.tasks.Go(s.send)
+	return s, nil
+}
+
+// unlike are names that differ: clients take hosts with the same for one.
+func unlike(names []string) []string {
+	taken := map[string]bool{}
+	for _, name := range names {
+		taken[name] = true
+	}
+	out, seen := make([]string, len(names)), map[string]bool{}
+	for i, name := range names {
+		name = strings.NewReplacer(",", "_", ";", "_").Replace(name) // they are listed with these between them
+		for n := 2; seen[name]; n++ {
+			if other := fmt.Sprintf("%s-%d", names[i], n); !taken[other] {
+				name = other
+			}
+		}
+		out[i], seen[name] = name, true
+	}
+	return out
+}
+
+func (s *server) Environ(number int) []string {
+	uri := fmt.Sprintf("%s.%d;tcp4://%s", serverName, s.w.Host, s.ln.Addr())
+	env := []string{
+		"PMIX_NAMESPACE=" + s.namespace,
+		"PMIX_RANK=" + strconv.Itoa(number),
+		"PMIX_ID=" + s.namespace + "." + strconv.Itoa(number),
+		"PMIX_SERVER_URI3=" + uri,
+		// For clients that are too old: they are told so.
+		"PMIX_SERVER_URI21=" + uri,
+		"PMIX_SERVER_URI2=" + uri,
+		"PMIX_VERSION=" + announced,
+		"PMIX_SECURITY_MODE=native",
+		"PMIX_GDS_MODULE=hash",
+		"PMIX_BFROP_BUFFER_TYPE=PMIX_BFROP_BUFFER_NON_DESC",
+		"PMIX_HOSTNAME=" + s.names[s.w.Host],
+		// Open MPI 4 believes that it is alone unless it knows who has started it. These are those who make it believe something else; then it
+		// asks PMIx.
+		"OMPI_MCA_schizo=^orte,slurm,alps,flux,moab,jsm",
+		// It does not bind ranks: gorun does, or nobody.
+		"OMPI_MCA_orte_externally_bound=1",
+		"OMPI_MCA_hwloc_base_binding_policy=none",
+	}
+	if s.w.Dir != "" {
+		env = append(env, "PMIX_SERVER_TMPDIR="+s.w.Dir, "PMIX_SYSTEM_TMPDIR="+s.w.Dir)
+	}
+	return env
+}
+
+// serverName is the servers' own namespace.
+const serverName = "gorun-server"
+
+// Files are none: ranks connect.
+func (s *server) Files(int) ([]*os.File, error) { return nil, nil }
+
+func (s *server) Ended(number int) procman.Departure {
+	s.mu.Lock()
+	r := s.ranks[number]
+	idle := r.idle
+	s.mu.Unlock()
+	// What is there is still read, and then comes an end, unless a child of the process has the socket, too.
+	bound := time.NewTimer(endBound)
+	select {
+	case <-idle:
+	case <-bound.C:
+	}
+	bound.Stop()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.ended = true
+	why := r.why
+	why.Unfinished = r.connected && !r.finalized
+	s.endFences(number)
+	return why
+}
+
+func (s *server) Standing(number int) node.Standing {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.ranks[number]
+	st := node.Standing{Rank: s.w.Ranks[number]}
+	switch {
+	case r.ended:
+		st.State = "ended"
+	case !r.connected:
+		st.State = "has not called MPI_Init"
+	case r.finalized:
+		st.State = "has called MPI_Finalize"
+	}
+	now := time.Now()
+	for name, list := range s.fences {
+		for _, f := range list {
+			if q, here := f.in[number]; here {
+				st.Waits = append(st.Waits, node.Wait{What: fmt.Sprintf("PMIx fence #%d (MPI_Init, MPI_Finalize)", f.number), For: now.Sub(q.since),
+					Group: fmt.Sprintf("pmix %s %d", name, f.number), Members: node.Runs(s.jobRanks(f.all))})
+			}
+		}
+	}
+	for target, t := range s.ranks {
+		for _, g := range t.wait {
+			if g.conn.rank == number {
+				st.Waits = append(st.Waits, node.Wait{What: fmt.Sprintf("PMIx get from rank %d", s.w.Ranks[target]), For: now.Sub(g.since), Members: node.Runs([]int{s.w.Ranks[target]})})
+			}
+		}
+	}
+	return st
+}
+
+// jobRanks are ranks of the world as those of the job.
+func (s *server) jobRanks(ranks []int) []int {
+	out := make([]int, len(ranks))
+	for i, r := range ranks {
+		out[i] = s.w.Ranks[r]
+	}
+	return out
+}
+
+// Close also removes the files that ranks had asked to have removed.
+func (s *server) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	for c := range s.conns {
+		c.nc.Close()
+	}
+	clean := s.clean
+	s.mu.Unlock()
+	s.stop()
+	err := s.ln.Close()
+	s.tasks.Wait()
+	for _, path := range clean {
+		if e := os.Remove(path); e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
+	}
+	return err
+}
+
+// end asks for the end of the job because of a rank, once.
+func (s *server) end(number int, why procman.Departure) {
+	s.mu.Lock()
+	r := s.ranks[number]
+	again := r.ended || s.closed || r.why != procman.Departure{}
+	if !again {
+		r.why = why
+	}
+	s.mu.Unlock()
+	if !again {
+		s.w.End(number, why)
+	}
+}
+
