@@ -23,8 +23,8 @@ const (
 	maxBody  = 64 << 20
 	// helloWait bounds the handshake. Clients wait some seconds for its answer.
 	helloWait = 30 * time.Second
-	// maxQueue bounds the answers that a client does not read.
-	maxQueue = 1 << 10
+	// maxQueued bounds the answers that a client has not read, in bytes.
+	maxQueued = 64 << 20
 )
 
 // conn is a connection of a client.
@@ -32,7 +32,12 @@ type conn struct {
 	s    *server
 	nc   net.Conn
 	rank int // after the handshake
-	out  chan []byte
+	kick chan struct{}
+
+	// Guarded by s.mu.
+	queue  [][]byte // answers to write
+	queued int      // bytes of those that are not written yet
+	over   bool     // no more come
 }
 
 // accept takes connections, until the listener is closed.
@@ -56,7 +61,7 @@ func (s *server) accept() {
 			nc.Close()
 			continue
 		}
-		c := &conn{s: s, nc: nc, out: make(chan []byte, maxQueue)}
+		c := &conn{s: s, nc: nc, kick: make(chan struct{}, 1)}
 		s.mu.Lock()
 		full := s.closed || len(s.conns) >= most
 		if !full {
@@ -93,8 +98,9 @@ func (c *conn) serve() {
 			close(k.idle)
 		}
 	}
-	close(c.out) // nothing is sent to one that is not among conns
+	c.over = true
 	s.mu.Unlock()
+	c.wake()
 	c.nc.Close()
 	writer.Wait()
 }
@@ -174,26 +180,44 @@ func (c *conn) read(r io.Reader) error {
 
 // write writes answers.
 func (c *conn) write() {
-	for b := range c.out {
-		if _, err := c.nc.Write(b); err != nil {
-			for range c.out {
-			}
+	for range c.kick {
+		c.s.mu.Lock()
+		list, over := c.queue, c.over
+		c.queue = nil
+		c.s.mu.Unlock()
+		if over {
 			return
 		}
+		for _, b := range list {
+			if _, err := c.nc.Write(b); err != nil {
+				break // so does reading, then
+			}
+			c.s.mu.Lock()
+			c.queued -= len(b)
+			c.s.mu.Unlock()
+		}
+	}
+}
+
+func (c *conn) wake() {
+	select {
+	case c.kick <- struct{}{}:
+	default: // it will look
 	}
 }
 
 // answer has an answer sent. A client that does not read its answers is cut off. s.mu is held.
 func (c *conn) answer(tag uint32, body []byte) {
-	if !c.s.conns[c] {
+	if c.over {
 		return
 	}
-	b := header{tag: tag, length: uint32(len(body))}.append(make([]byte, 0, headerSize+len(body)))
-	select {
-	case c.out <- append(b, body...):
-	default:
+	b := append(header{tag: tag, length: uint32(len(body))}.append(make([]byte, 0, headerSize+len(body))), body...)
+	if c.queued += len(b); c.queued > maxQueued {
 		c.nc.Close()
+		return
 	}
+	c.queue = append(c.queue, b)
+	c.wake()
 }
 
 func (c *conn) answerStatus(tag uint32, st status) {

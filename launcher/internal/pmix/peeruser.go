@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerUser is the user who has made the other end of a TCP connection within this host, as the kernel knows it: TCP has no SO_PEERCRED.
+// peerUser is the user who has made the other end of a TCP connection within this host, as the kernel knows it: TCP has no SO_PEERCRED. The other
+// end must not be closed yet: one that is belongs to nobody, which looks like root.
 func peerUser(nc net.Conn) (int, error) {
 	local, ok1 := nc.LocalAddr().(*net.TCPAddr)
 	remote, ok2 := nc.RemoteAddr().(*net.TCPAddr)
@@ -21,20 +22,25 @@ func peerUser(nc net.Conn) (int, error) {
 		return 0, errors.New("not a TCP connection by IPv4")
 	}
 	user, err := diagUser(remote, local)
-	if err != nil {
+	if err != nil && err != errClosed {
 		// The kernel may lack the module for it.
 		return listedUser(remote, local)
 	}
-	return user, nil
+	return user, err
 }
 
 // Parts of linux/inet_diag.h and linux/sock_diag.h.
 const (
 	sockDiagByFamily = 20
 	diagRequestSize  = 56
-	diagUserOffset   = 64 // of the user in an answer
+	diagStateOffset  = 1 // in an answer
+	diagPortsOffset  = 4
+	diagUserOffset   = 64
+	established      = 1
 	allStates        = 1<<32 - 1
 )
+
+var errClosed = errors.New("the other end is closed")
 
 // diagUser asks for the owner of the socket from one address to another.
 func diagUser(from, to *net.TCPAddr) (int, error) {
@@ -63,7 +69,7 @@ func diagUser(from, to *net.TCPAddr) (int, error) {
 		copy(field[:], ip.To4())
 		q = append(q, field[:]...)
 	}
-	q = order.AppendUint32(q, 0)         // any interface
+	q = order.AppendUint32(q, 0)       // any interface
 	q = order.AppendUint64(q, 1<<64-1) // no cookie
 	if err := unix.Sendto(fd, q, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return 0, os.NewSyscallError("sendto", err)
@@ -82,6 +88,11 @@ func diagUser(from, to *net.TCPAddr) (int, error) {
 		case m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4:
 			return 0, syscall.Errno(-int32(order.Uint32(m.Data)))
 		case m.Header.Type == sockDiagByFamily && len(m.Data) >= diagUserOffset+4:
+			// It may be one that listens at the same port.
+			if ports := m.Data[diagPortsOffset:]; m.Data[diagStateOffset] != established || binary.BigEndian.Uint16(ports) != uint16(from.Port) ||
+				binary.BigEndian.Uint16(ports[2:]) != uint16(to.Port) {
+				return 0, errClosed
+			}
 			return int(order.Uint32(m.Data[diagUserOffset:])), nil
 		}
 	}
@@ -98,9 +109,9 @@ func listedUser(from, to *net.TCPAddr) (int, error) {
 		return fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(a.IP.To4()), a.Port)
 	}
 	for line := range bytes.Lines(list) {
-		const local, remote, user = 1, 2, 7
+		const local, remote, state, user = 1, 2, 3, 7
 		f := bytes.Fields(line)
-		if len(f) > user && string(f[local]) == address(from) && string(f[remote]) == address(to) {
+		if len(f) > user && string(f[local]) == address(from) && string(f[remote]) == address(to) && string(f[state]) == "01" {
 			return strconv.Atoi(string(f[user]))
 		}
 	}

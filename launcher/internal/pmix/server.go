@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,7 +29,7 @@ type server struct {
 	ctx       context.Context
 	stop      context.CancelFunc
 	ln        net.Listener
-	info      []byte // what jobInfo gave
+	info      []byte        // what jobInfo gave
 	kick      chan struct{} // there is something in outbox
 	tasks     sync.WaitGroup
 
@@ -41,23 +40,23 @@ type server struct {
 	fences  map[string][]*fence // by members: those that are not met, oldest first
 	count   map[string]int      // how many such fences there were
 	outbox  []exchange
-	unheard int                 // local ranks that have published nothing yet
-	has     bool                // what they have published is given to the other hosts
-	clean   []string            // files that ranks leave behind
+	unheard int      // local ranks that have published nothing yet
+	has     bool     // what they have published is given to the other hosts
+	clean   []string // files that ranks leave behind
 }
 
 // rank is what is known of a rank.
 type rank struct {
-	local  []byte // published for ranks of its host: keys and values as it packed them
-	remote []byte // published for ranks of other hosts
-	known  bool   // it has published, if only nothing
-	dirty  bool   // remote has not been given to all hosts
-	wait   []request  // that wait for what it publishes
+	local  []byte    // published for ranks of its host: keys and values as it packed them
+	remote []byte    // published for ranks of other hosts
+	known  bool      // it has published, if only nothing
+	dirty  bool      // remote has not been given to all hosts
+	wait   []request // that wait for what it publishes
 
 	// Of ranks of this host.
 	connected bool
 	finalized bool
-	conns     int // open ones
+	conns     int           // open ones
 	idle      chan struct{} // closed while there is none
 	ended     bool
 	why       procman.Departure
@@ -250,4 +249,3 @@ func (s *server) end(number int, why procman.Departure) {
 		s.w.End(number, why)
 	}
 }
-
