@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +24,12 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv("PMIX_TEST_ROLE"); role != "" {
 		os.Exit(stranger(role))
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if program, err := openMPI(); err == nil {
+			os.RemoveAll(filepath.Dir(program))
+		}
+		os.Exit(code)
+	}))
 }
 
 // bound is how long anything may take.

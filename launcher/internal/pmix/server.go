@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,6 +30,7 @@ type server struct {
 	ctx       context.Context
 	stop      context.CancelFunc
 	ln        net.Listener
+	shm       string        // a directory for memory that ranks share; "": none could be made
 	info      []byte        // what jobInfo gave
 	kick      chan struct{} // there is something in outbox
 	tasks     sync.WaitGroup
@@ -84,6 +86,9 @@ func Serve(w procman.World) (procman.Server, error) {
 		return nil, fmt.Errorf("pmix: %w", err)
 	}
 	s.ln = ln
+	if s.shm, err = os.MkdirTemp(shmDir, s.namespace+"-"); err == nil && w.Remove != nil {
+		w.Remove(s.shm)
+	}
 	s.ranks = make([]*rank, len(w.Ranks))
 	for i := range s.ranks {
 		s.ranks[i] = &rank{idle: make(chan struct{})}
@@ -138,11 +143,27 @@ func (s *server) Environ(number int) []string {
 		"OMPI_MCA_orte_externally_bound=1",
 		"OMPI_MCA_hwloc_base_binding_policy=none",
 	}
+	if len(s.local) > runtime.NumCPU() {
+		// Ranks that wait leave the CPU to others. Open MPI counts them by itself only under its own launcher.
+		env = append(env, "OMPI_MCA_mpi_oversubscribe=1")
+	}
+	if s.w.Interface != "" && len(s.hosts) > 1 {
+		// Else it takes any that might do, and waits for an answer there.
+		env = append(env, "OMPI_MCA_btl_tcp_if_include="+s.w.Interface)
+	}
+	if s.shm != "" {
+		// Open MPI names segments by the job and the rank on its host: in directories of their own even ranks of two hosts that are one machine are
+		// apart, and nothing is left when ranks were killed.
+		env = append(env, "OMPI_MCA_btl_vader_backing_directory="+s.shm, "OMPI_MCA_btl_sm_backing_directory="+s.shm)
+	}
 	if s.w.Dir != "" {
 		env = append(env, "PMIX_SERVER_TMPDIR="+s.w.Dir, "PMIX_SYSTEM_TMPDIR="+s.w.Dir)
 	}
 	return env
 }
+
+// shmDir is where Linux has files in memory.
+const shmDir = "/dev/shm"
 
 // serverName is the servers' own namespace.
 const serverName = "gorun-server"
@@ -184,35 +205,39 @@ func (s *server) Standing(number int) node.Standing {
 	case r.finalized:
 		st.State = "has called MPI_Finalize"
 	}
-	now := time.Now()
 	for name, list := range s.fences {
 		for _, f := range list {
 			if q, here := f.in[number]; here {
-				st.Waits = append(st.Waits, node.Wait{What: fmt.Sprintf("PMIx fence #%d (MPI_Init, MPI_Finalize)", f.number), For: now.Sub(q.since),
-					Group: fmt.Sprintf("pmix %s %d", name, f.number), Members: node.Runs(s.jobRanks(f.all))})
+				st.Waits = append(st.Waits, s.wait(node.Wait{What: fmt.Sprintf("PMIx fence #%d (MPI_Init, MPI_Finalize)", f.number),
+					Group: fmt.Sprintf("pmix %s %d", name, f.number)}, q.since, f.all))
 			}
 		}
 	}
 	for target, t := range s.ranks {
-		for _, g := range t.wait {
-			if g.conn.rank == number {
-				st.Waits = append(st.Waits, node.Wait{What: fmt.Sprintf("PMIx get from rank %d", s.w.Ranks[target]), For: now.Sub(g.since), Members: node.Runs([]int{s.w.Ranks[target]})})
+		for _, q := range t.wait {
+			if q.conn.rank == number {
+				st.Waits = append(st.Waits, s.wait(node.Wait{What: fmt.Sprintf("PMIx get from rank %d", s.w.Ranks[target])}, q.since, []int{target}))
 			}
 		}
 	}
 	return st
 }
 
-// jobRanks are ranks of the world as those of the job.
-func (s *server) jobRanks(ranks []int) []int {
-	out := make([]int, len(ranks))
-	for i, r := range ranks {
-		out[i] = s.w.Ranks[r]
+// wait is a wait for ranks of the world, ascending.
+func (s *server) wait(w node.Wait, since time.Time, ranks []int) node.Wait {
+	w.For = time.Since(since)
+	for _, r := range ranks {
+		rank := s.w.Ranks[r]
+		if n := len(w.Members); n > 0 && w.Members[n-1][0]+w.Members[n-1][1] == rank {
+			w.Members[n-1][1]++
+			continue
+		}
+		w.Members = append(w.Members, [2]int{rank, 1})
 	}
-	return out
+	return w
 }
 
-// Close also removes the files that ranks had asked to have removed.
+// Close also removes what ranks have left behind.
 func (s *server) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -232,6 +257,9 @@ func (s *server) Close() error {
 		if e := os.Remove(path); e != nil && !errors.Is(e, fs.ErrNotExist) {
 			err = errors.Join(err, e)
 		}
+	}
+	if s.shm != "" {
+		err = errors.Join(err, os.RemoveAll(s.shm))
 	}
 	return err
 }

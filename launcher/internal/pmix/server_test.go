@@ -125,6 +125,15 @@ func TestFenceWithoutEnded(t *testing.T) {
 	a.get(1, "key")
 	c.fence(false)
 	until(t, "rank 0 waits", func() bool { return len(j.server(0).Standing(0).Waits) == 2 })
+	w := j.server(0).Standing(0).Waits[0]
+	w.For = 0
+	var members [][2]int
+	for _, m := range w.Members {
+		members = append(members, m)
+	}
+	if diff := cmp.Diff([][2]int{{100, 3}}, members); diff != "" || w.What != "PMIx fence #1 (MPI_Init, MPI_Finalize)" || w.Group != "pmix all 1" {
+		t.Errorf("rank 0 waits: %+v", w)
+	}
 	b.nc.Close()
 	if why := j.server(1).Ended(1); !why.Unfinished {
 		t.Errorf("rank 1 has left: %+v", why)
