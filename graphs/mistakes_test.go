@@ -289,6 +289,7 @@ func logTimes(t *testing.T, results []ranktest.Result) {
 // TestLibraryMistakes is TestMistakes with ranks that are processes on a collective library, one mistake after the other. Large: the library registers
 // nothing for small calls, so what hangs it does so with large ones only.
 func TestLibraryMistakes(t *testing.T) {
+	dltest.Parallel(t)
 	ended := func(t *testing.T, results []ranktest.Result) {
 		t.Helper()
 		logTimes(t, results)
@@ -298,6 +299,7 @@ func TestLibraryMistakes(t *testing.T) {
 	for _, ranks := range []int{2, 4, 8} {
 		for shift := range places(ranks) {
 			t.Run(fmt.Sprintf("%d ranks/%d", ranks, shift), func(t *testing.T) {
+				dltest.Parallel(t)
 				t.Run("fake", func(t *testing.T) {
 					if ranks > 4 && shift > 0 || testing.Short() && ranks != 2+2*shift {
 						t.Skip("the same as on fewer ranks, and in other places")

@@ -213,6 +213,7 @@ func (d death) check(t *testing.T, culprit int, bound time.Duration, results []r
 
 // TestLibraryDeath: the process of one rank ends, wherever it is. All others have an error that names it, on GPUs within 3 s, and make a communicator without it.
 func TestLibraryDeath(t *testing.T) {
+	dltest.Parallel(t)
 	for i, d := range deaths() {
 		for _, n := range []int{2, 4, 8} {
 			for at, culprit := range positions(n) {

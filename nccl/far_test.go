@@ -14,6 +14,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/cuda/dl/dltest"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
@@ -128,6 +129,7 @@ func (j *farJob) withConfig(cfg nccl.Config, f func(w *farWorld) error) error {
 
 // A wait that is given up says which ranks have not come, on which host they are, and where they were last. To be late is no fault.
 func TestFarLate(t *testing.T) {
+	dltest.Parallel(t)
 	onFar(t, []int{0, 0, 1, 1}, func(j *farJob) error {
 		return j.with("world", func(w *farWorld) error {
 			const late = "rank 3 (host host1; last enqueued #1, broadcast of 8 float32, from rank 0; done: 1)"
@@ -170,6 +172,7 @@ func TestFarLate(t *testing.T) {
 
 // What a rank of another host does otherwise is an error on all within about a second, which names it: also where the library, and so the wait, notices nothing.
 func TestFarMistakes(t *testing.T) {
+	dltest.Parallel(t)
 	eager := func(w *farWorld) error { return w.sum(nccl.Sum) }
 	capture := func(w *farWorld) error {
 		g, err := w.capture()
@@ -316,6 +319,7 @@ func TestFarInitFails(t *testing.T) {
 
 // Every wait of this package and of the job for ranks that do not come, between hosts, names them and their host.
 func TestFarMissing(t *testing.T) {
+	dltest.Parallel(t)
 	onFar(t, []int{0, 0, 1, 1}, func(j *farJob) error {
 		const missing = "rank 3 (host host1)"
 		const patience = time.Second // in which the others are there
@@ -402,6 +406,7 @@ func TestFarMissing(t *testing.T) {
 
 // Messages between hosts that the library loses, or waits for, are told as those within one.
 func TestFarMessages(t *testing.T) {
+	dltest.Parallel(t)
 	send := func(w *farWorld, n, to int) error { return nccl.Send(w.comm, w.send.Slice(0, n), to, w.stream) }
 	recv := func(w *farWorld, n, from int) error { return nccl.Recv(w.comm, w.recv.Slice(0, n), from, w.stream) }
 	results := ranktest.RunHosts(t, []int{0, 0, 1}, func(ctx context.Context, job *bootstrap.Job) error {

@@ -18,6 +18,7 @@ import (
 
 // TestLibraryInitMistakes: one rank's mistake in Init is every rank's error, and Init works afterwards in the same processes.
 func TestLibraryInitMistakes(t *testing.T) {
+	dltest.Parallel(t)
 	rank := func(culprit int) func(ctx context.Context, job *bootstrap.Job) error {
 		return func(ctx context.Context, job *bootstrap.Job) (err error) {
 			dev, err := device(job)

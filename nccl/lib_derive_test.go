@@ -187,6 +187,7 @@ func TestLibrarySplit(t *testing.T) {
 // The library fails in the split on one member, or does not come out of it on one: all get an error that names it, also those without a part, and the parent has failed. All
 // of them go on with a new communicator.
 func TestLibrarySplitFails(t *testing.T) {
+	dltest.Parallel(t)
 	for name, text := range map[string]string{"split-fails": "rank 1: ", "split-hangs": "init of the library: context deadline exceeded"} {
 		var timeout time.Duration
 		if name == "split-hangs" {

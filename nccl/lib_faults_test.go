@@ -140,6 +140,7 @@ func TestLibraryLiveGraph(t *testing.T) {
 
 // An abort that does not come to an end holds up neither Close nor the next Init, which says so on all ranks.
 func TestLibraryStuckAbort(t *testing.T) {
+	dltest.Parallel(t)
 	results := ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
 		dev, err := device(job)
 		if err != nil {
@@ -188,6 +189,7 @@ func TestLibraryStuckAbort(t *testing.T) {
 
 // What Init refuses, on all ranks alike, and how it ends in a library that does not come back. TestLibraryInitMistakes has what one rank does wrong.
 func TestLibraryInitRefuses(t *testing.T) {
+	dltest.Parallel(t)
 	all := func(parts ...string) func(*testing.T, []ranktest.Result) {
 		return func(t *testing.T, results []ranktest.Result) {
 			t.Helper()

@@ -62,6 +62,7 @@ func installed(variable, soname string) string {
 // TestLibraryDoesNotLoad: the collective library, or the driver, is missing, too old, or a file that cannot be loaded, on one rank or on all. That rank's error names the file
 // and what is wrong with it; the others are told, or told that the rank has ended.
 func TestLibraryDoesNotLoad(t *testing.T) {
+	dltest.Parallel(t)
 	short := map[string]string{"GORUN_NCCL_LIB": "libnccl.so.2", "GORUN_CUDA_LIB": "libcuda.so.1"}
 	cases := []struct {
 		name     string
@@ -227,6 +228,7 @@ const otherVersionVar = "GORUN_TEST_OTHER_NCCL"
 
 // TestLibraryOtherVersion: one rank has another version of the library.
 func TestLibraryOtherVersion(t *testing.T) {
+	dltest.Parallel(t)
 	for _, n := range []int{2, 4} {
 		for _, culprit := range positions(n) {
 			rank := func(ctx context.Context, job *bootstrap.Job) error {

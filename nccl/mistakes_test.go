@@ -621,12 +621,14 @@ func (ts *times) parse(results []ranktest.Result) {
 // TestMistakes: whatever one rank does wrong, every rank gets an error that names the rank and the rule, soon, and a new communicator works in the same
 // processes. On the host platform, on the test's library, and on GPUs, with as many ranks as there are.
 func TestMistakes(t *testing.T) {
+	dltest.Parallel(t)
 	report := func(m mistake, culprit int, took time.Duration, err error) {
 		line(fmt.Sprintf("%s (culprit %d)", m.name, culprit), took, err)
 	}
 	for _, n := range []int{2, 4, 8} {
 		for shift := range positions(n) {
 			t.Run(fmt.Sprintf("%d ranks/%d", n, shift), func(t *testing.T) {
+				dltest.Parallel(t)
 				t.Run("host", func(t *testing.T) {
 					if n > 4 || testing.Short() && n != 2+2*shift {
 						t.Skip("the same as on fewer ranks, and in other places")

@@ -76,6 +76,14 @@ func NeedGPUs(t testing.TB, n int) {
 	}
 }
 
+// Parallel is t.Parallel where there are no GPUs: with them, tests bound what a call may take, and want the machine for themselves.
+func Parallel(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat("/dev/nvidiactl"); err != nil {
+		t.Parallel()
+	}
+}
+
 // GPUEnv is the environment of a test's ranks on GPUs. NVLink multicast stays off, unless the caller's environment says otherwise: it needs more
 // of the machine than a test may ask for.
 func GPUEnv() []string {
