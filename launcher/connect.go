@@ -148,7 +148,7 @@ func (c *connector) gather(cancel func()) (interrupted bool) {
 		case <-r.suspends:
 			r.suspend()
 		case s := <-r.o.Signals:
-			if endsJob(s) {
+			if EndsJob(s) {
 				interrupted, r.interrupt = true, s.(syscall.Signal)
 				cancel()
 			}

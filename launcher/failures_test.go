@@ -422,7 +422,7 @@ func TestForwardedSignals(t *testing.T) {
 		if got := isForwarded(sig); got != want {
 			t.Errorf("%v is forwarded: %v, want %v", sig, got, want)
 		}
-		if endsJob(sig) && !slices.Contains(Signals(), os.Signal(sig)) {
+		if EndsJob(sig) && !slices.Contains(Signals(), os.Signal(sig)) {
 			t.Errorf("%v is not listened to", sig)
 		}
 	}

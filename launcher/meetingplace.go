@@ -262,7 +262,7 @@ func (r *runner) interruptible(ctx context.Context, do func(context.Context) err
 		case <-r.suspends:
 			r.suspend()
 		case s := <-r.o.Signals:
-			if endsJob(s) {
+			if EndsJob(s) {
 				cancel()
 				<-done
 				r.interrupt = s.(syscall.Signal)

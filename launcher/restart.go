@@ -80,7 +80,7 @@ func tell(ctx context.Context, o Options, text string) bool {
 		case <-ctx.Done():
 			return false
 		case s := <-o.Signals:
-			if endsJob(s) {
+			if EndsJob(s) {
 				return false
 			}
 		}
@@ -120,7 +120,7 @@ func rest(ctx context.Context, o Options, pause time.Duration) bool {
 		case <-ctx.Done():
 			return false
 		case s := <-o.Signals:
-			if endsJob(s) {
+			if EndsJob(s) {
 				return false
 			}
 		}

@@ -864,7 +864,7 @@ func (r *runner) drain() bool {
 		case e := <-r.events:
 			r.event(e)
 		case s := <-r.o.Signals:
-			if endsJob(s) {
+			if EndsJob(s) {
 				r.asked = true
 				if !r.ending && r.failed < 0 {
 					r.ending, r.interrupt, r.acct.Reason = true, s.(syscall.Signal), ReasonSignal

@@ -24,14 +24,14 @@ func Signals() []os.Signal {
 	return all
 }
 
-// endsJob reports whether a signal to gorun ends the job.
-func endsJob(s os.Signal) bool {
+// EndsJob reports whether a signal to gorun ends the job.
+func EndsJob(s os.Signal) bool {
 	return s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP
 }
 
 // isForwarded reports whether ranks get a signal as it came.
 func isForwarded(s os.Signal) bool {
-	return !endsJob(s) && s != syscall.SIGIO && slices.Contains(Signals(), s)
+	return !EndsJob(s) && s != syscall.SIGIO && slices.Contains(Signals(), s)
 }
 
 // TimedSignal is a signal that the ranks get some time before the job's timeout.

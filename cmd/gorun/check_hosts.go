@@ -45,12 +45,12 @@ func (q *checkRequest) hosts(job launcher.Job, io stdio) (*launcher.Plan, error)
 func (q *checkRequest) elsewhere(p *launcher.Plan, job launcher.Job, s stdio) error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), q.timeout, fmt.Errorf("not in %v (--timeout)", q.timeout))
 	defer cancel()
-	interrupted := make(chan exitCode, 1)
+	interrupted, signals := make(chan exitCode, 1), s.ending()
 	go func() {
 		for {
 			select {
-			case sig := <-s.signals:
-				if sig == syscall.SIGINT || sig == syscall.SIGTERM || sig == syscall.SIGHUP {
+			case sig := <-signals:
+				if launcher.EndsJob(sig) {
 					interrupted <- exitCode(128 + int(sig.(syscall.Signal)))
 					cancel()
 					return

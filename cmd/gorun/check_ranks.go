@@ -16,5 +16,5 @@ func runRanks(job launcher.Job, s stdio, stdout, stderr io.Writer) (*launcher.Ac
 	if err != nil {
 		return nil, err
 	}
-	return launcher.Run(context.Background(), plan, launcher.Options{Stdout: stdout, Stderr: stderr, Signals: s.signals, OwnProcess: true}), nil
+	return launcher.Run(context.Background(), plan, launcher.Options{Stdout: stdout, Stderr: stderr, Signals: s.ending(), OwnProcess: true}), nil
 }

@@ -88,7 +88,7 @@ func showConfig(q *request, io stdio) error {
 	if err != nil {
 		return err
 	}
-	counted, err := effective(q, os.LookupEnv)
+	counted, err := effective(sources, os.LookupEnv)
 	if err != nil {
 		return err
 	}

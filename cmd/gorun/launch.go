@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher"
@@ -26,7 +25,10 @@ func launch(args []string, io stdio) int {
 	case q.version:
 		return show(io, versionLine()+"\n")
 	}
-	sources, err := effective(q, os.LookupEnv)
+	sources, err := sourcesOf(q, os.LookupEnv)
+	if err == nil {
+		sources, err = effective(sources, os.LookupEnv)
+	}
 	if err != nil {
 		return fail(io, err)
 	}
@@ -72,7 +74,7 @@ func launch(args []string, io stdio) int {
 		}
 	}
 	acct := launcher.Run(context.Background(), plan, launcher.Options{Stdin: io.in, HasStdin: true, Stdout: io.out, Stderr: io.err,
-		Signals: io.signals, Verbose: q.verbose, OwnProcess: true})
+		Signals: io.ending(), Verbose: q.verbose, OwnProcess: true})
 	tell(io, acct)
 	if job.Report != "" {
 		if err := writeReport(io, acct, job.Report, lastReport); err != nil {
@@ -221,7 +223,7 @@ func untilEnd(io stdio, acct *launcher.Account, bound time.Duration, do func()) 
 		case <-over:
 			return false
 		case s := <-io.signals:
-			if over == nil && (s == syscall.SIGINT || s == syscall.SIGTERM || s == syscall.SIGHUP) {
+			if over == nil && launcher.EndsJob(s) {
 				over = time.After(bound)
 			}
 		}
@@ -230,7 +232,10 @@ func untilEnd(io stdio, acct *launcher.Account, bound time.Duration, do func()) 
 
 // jobOf puts together what flags, environment and job file ask for.
 func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error) {
-	sources, err := effective(q, lookup)
+	sources, err := sourcesOf(q, lookup)
+	if err == nil {
+		sources, err = effective(sources, lookup)
+	}
 	if err != nil {
 		return q.job, err
 	}
@@ -238,22 +243,19 @@ func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error)
 }
 
 // effective are the sources of a job without the variables that do nothing in it: they are there for other jobs, and no mistake.
-func effective(q *request, lookup func(string) (string, bool)) ([]launcher.Source, error) {
-	sources, err := sourcesOf(q, lookup)
-	if err != nil {
-		return nil, err
-	}
+func effective(sources []launcher.Source, lookup func(string) (string, bool)) (counted []launcher.Source, err error) {
 	without := map[string]bool{}
 	for _, i := range launcher.FindIdle(true, sources...) {
 		without[i.Option.Env] = i.Source == ofEnviron
 	}
-	sources[ofEnviron].Job, err = fromEnviron(func(name string) (string, bool) {
+	counted = slices.Clone(sources)
+	counted[ofEnviron].Job, err = fromEnviron(func(name string) (string, bool) {
 		if without[name] {
 			return "", false
 		}
 		return lookup(name)
 	})
-	return sources, err
+	return counted, err
 }
 
 // placed says of a job that was refused where in the file the reason stands, if that is a setting that needs another, or one that
@@ -366,7 +368,7 @@ func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Sourc
 	}
 	of, places, err := launcher.ReadJobFilePlaces(file)
 	if err != nil {
-		if _, herr := launcher.ReadHostfile(file); herr == nil {
+		if looksLikeHostfile(file) {
 			return nil, usagef("%s is no job file, but may be a hostfile: that is given with --hostfile %s", file, file)
 		}
 		return nil, err
@@ -382,6 +384,16 @@ func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Sourc
 		return nil, noProgram(file)
 	}
 	return append(sources, launcher.Source{Job: of, Places: places}), nil
+}
+
+// looksLikeHostfile reports whether a file is a good hostfile. What can be read but once, as a pipe, is not looked at.
+func looksLikeHostfile(file string) bool {
+	info, err := os.Stat(file)
+	if err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	_, err = launcher.ReadHostfile(file)
+	return err == nil
 }
 
 // flagName is where the command line has set an option.

@@ -15,16 +15,28 @@ type stdio struct {
 	in       int // descriptor
 	out, err launcher.FD
 	signals  <-chan os.Signal
+	catch    func() // has those that end a job come in signals, too; nil: they do
 }
 
 func realMain(args []string) int {
 	c := make(chan os.Signal, 16)
-	for _, sig := range launcher.Signals() {
-		if !signal.Ignored(sig) { // nohup, or a background job of a shell script: it stays so
-			signal.Notify(c, sig)
+	notify := func(ends bool) {
+		for _, sig := range launcher.Signals() {
+			if launcher.EndsJob(sig) == ends && !signal.Ignored(sig) { // nohup, or a background job of a shell script: it stays so
+				signal.Notify(c, sig)
+			}
 		}
 	}
-	return run(args, stdio{in: 0, out: 1, err: 2, signals: c})
+	notify(false)
+	return run(args, stdio{in: 0, out: 1, err: 2, signals: c, catch: func() { notify(true) }})
+}
+
+// ending is for what is to be ended in order. Until then Ctrl-C and the like end gorun at once, whatever it waits for: nothing was begun.
+func (s stdio) ending() <-chan os.Signal {
+	if s.catch != nil {
+		s.catch()
+	}
+	return s.signals
 }
 
 // subcommands are the words that are commands of gorun's own when they come first. Anything else is a launch:
