@@ -408,6 +408,7 @@ func (c *connector) part(h *remoteHost) (*agentwire.Prepare, []int) {
 	for _, k := range programs {
 		prep.Programs = append(prep.Programs, agentwire.Program{Name: []byte(p.Programs[k].Name), Path: []byte(p.Programs[k].Path)})
 	}
+	var argv []string // of the rank before
 	for i := range p.Ranks {
 		pr := &p.Ranks[i]
 		if pr.Host != index {
@@ -415,7 +416,12 @@ func (c *connector) part(h *remoteHost) (*agentwire.Prepare, []int) {
 		}
 		h.ranks = append(h.ranks, pr.Rank)
 		app := &p.Apps[pr.App]
-		prep.Ranks = append(prep.Ranks, agentwire.Rank{Rank: pr.Rank, Program: slices.Index(programs, app.Program), Dir: []byte(app.Dir), Argv: agentwire.Pack(pr.Argv), Env: agentwire.Pack(pr.Env)})
+		one := agentwire.Rank{Rank: pr.Rank, Program: slices.Index(programs, app.Program), Dir: []byte(app.Dir), Env: agentwire.Pack(pr.Env)}
+		if !slices.Equal(pr.Argv, argv) { // ranks of one program have the same: a message has no room for each to have as many as a program may
+			argv = pr.Argv
+			one.Argv = agentwire.Pack(argv)
+		}
+		prep.Ranks = append(prep.Ranks, one)
 		if r.stdin.sink(pr.Rank) != nil {
 			prep.Stdin = append(prep.Stdin, pr.Rank)
 		}

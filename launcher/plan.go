@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gorun-dev/gorun/launcher/internal/shell"
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
@@ -708,21 +709,4 @@ func (r *Remote) write(b *strings.Builder) {
 }
 
 // shellQuote writes a word so that a shell reads it back.
-func shellQuote(s string) string {
-	plain := s != ""
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("_-+=:,./@%^", c) >= 0 {
-			continue
-		}
-		plain = false
-		if c < ' ' || c >= 0x7f {
-			q := strconv.QuoteToASCII(s)
-			return "$'" + strings.ReplaceAll(q[1:len(q)-1], "'", `\'`) + "'"
-		}
-	}
-	if plain {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
+func shellQuote(s string) string { return shell.Quote(s) }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -158,27 +157,6 @@ func TestMerge(t *testing.T) {
 		Env: []Setting{{Name: "A", Value: "file"}, {Name: "B", Value: "file"}, {Name: "A", Value: "flag"}}}
 	if d := cmp.Diff(got, want); d != "" {
 		t.Errorf("-got +want:\n%s", d)
-	}
-}
-
-// A shell reads what shellQuote writes.
-func TestShellQuote(t *testing.T) {
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("bash is not installed, and GORUN_CI=1 demands it")
-		}
-		t.Skip("bash is not installed")
-	}
-	all := make([]byte, 255)
-	for i := range all {
-		all[i] = byte(i + 1)
-	}
-	for _, s := range []string{"", "a", "a b", "it's", `back\slash`, `"q"`, "$HOME", "`x`", "tab\t", "\n", "ü", "\xff'", "*", "~", "-x", string(all)} {
-		out, err := exec.Command(bash, "-c", "printf %s "+shellQuote(s)).Output()
-		if err != nil || string(out) != s {
-			t.Errorf("shellQuote(%q) = %s: the shell reads %q (%v)", s, shellQuote(s), out, err)
-		}
 	}
 }
 

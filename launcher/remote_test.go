@@ -110,6 +110,26 @@ func TestRemoteRanks(t *testing.T) {
 	nothingLeft(t, acct.Job)
 }
 
+// Many ranks may each have as many arguments as the kernel lets a program have.
+func TestRemoteArguments(t *testing.T) {
+	s, e := &sink{}, &sink{}
+	p := planOn(t, Job{}, "echo $GORUN_RANK: $#", "a:40")
+	for range 12 {
+		for i := range p.Ranks {
+			p.Ranks[i].Argv = append(p.Ranks[i].Argv, strings.Repeat("x", 120<<10))
+		}
+	}
+	acct := Run(t.Context(), p, remoteOptions(t, Options{Stdout: s, Stderr: e}))
+	if acct.Code != 0 {
+		t.Fatalf("code %d: %s\n%s", acct.Code, acct.Summary(), e.text())
+	}
+	for i := range p.Ranks {
+		if line := fmt.Sprintf("%d: 11\n", i); !strings.Contains("\n"+s.text(), "\n"+line) {
+			t.Errorf("no line %q", line)
+		}
+	}
+}
+
 // Some ranks here, in this process, and some by an agent: in either order.
 func TestLocalAndRemoteRanks(t *testing.T) {
 	for _, hosts := range [][]string{{"here:2", "b:2"}, {"b:2", "here:2"}} {

@@ -287,11 +287,17 @@ func (s *agentServer) prepare() error {
 	}
 	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Ports: [2]int{j.PortFrom, j.PortTo}, Confirm: s.confirm, Lazy: nodeLazy,
 		Probe: func(nonce []byte) []byte { return proof(j.Key, j.Node, nonce) }}
+	var argv []string
 	for i, r := range j.Ranks {
 		if r.Program < 0 || r.Program >= len(s.programs) {
 			return fmt.Errorf("rank %d runs program %d of %d", r.Rank, r.Program, len(s.programs))
 		}
-		ar := agentRank{rank: r.Rank, path: s.programs[r.Program].Path, argv: r.Argv.Unpack(), dir: s.dirOf(&r), stdin: null, cpus: placed.Ranks[i].CPUs}
+		if len(r.Argv) > 0 {
+			argv = r.Argv.Unpack()
+		} else if argv == nil {
+			return fmt.Errorf("rank %d has no arguments, not even its program's name", r.Rank)
+		}
+		ar := agentRank{rank: r.Rank, path: s.programs[r.Program].Path, argv: argv, dir: s.dirOf(&r), stdin: null, cpus: placed.Ranks[i].CPUs}
 		s.placeEnv = append(s.placeEnv, placeVars(placed.Ranks[i], r.Env.Unpack()))
 		if slices.Contains(j.Stdin, r.Rank) {
 			p, fd, err := newStdinPipe()

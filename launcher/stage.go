@@ -97,23 +97,34 @@ var errOtherSize = errors.New("another size")
 
 // fileSum is a regular file's size, permissions and SHA-256. A size of 0 or more is the expected one.
 func fileSum(ctx context.Context, file string, size int64) (int64, fs.FileMode, []byte, error) {
-	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a named pipe would block
+	f, info, err := openRegular(file)
 	if err != nil {
 		return 0, 0, nil, err
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	switch {
-	case err != nil:
-		return 0, 0, nil, err
-	case !info.Mode().IsRegular():
-		return 0, 0, nil, &fs.PathError{Op: "read", Path: file, Err: errors.New("not a regular file")}
-	case size >= 0 && info.Size() != size:
+	if size >= 0 && info.Size() != size {
 		return 0, 0, nil, errOtherSize
 	}
 	h := sha256.New()
 	n, err := io.CopyBuffer(h, &ctxReader{ctx, f}, make([]byte, 256<<10))
 	return n, info.Mode().Perm(), h.Sum(nil), err
+}
+
+// openRegular opens a file to read. One that is not regular is an error: a named pipe would wait for its writer.
+func openRegular(file string) (*os.File, fs.FileInfo, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = &fs.PathError{Op: "read", Path: file, Err: errors.New("not a regular file")}
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, info, nil
 }
 
 // ctxReader ends with its context.
@@ -364,9 +375,9 @@ func (e *sendError) Unwrap() error { return e.err }
 var errChanged = errors.New("the file was changed meanwhile")
 
 func (s *staging) sendOne(mux *agentwire.Mux, it *item, index int, buf []byte) error {
-	f, err := os.Open(it.file)
+	f, _, err := openRegular(it.file)
 	if err != nil {
-		return &sendError{it.name, err}
+		return &sendError{it.name, errors.New(files.Reason(err))}
 	}
 	defer f.Close()
 	conn, err := mux.Open(agentwire.Header{Kind: agentwire.File, Rank: index})
@@ -379,7 +390,7 @@ func (s *staging) sendOne(mux *agentwire.Mux, it *item, index int, buf []byte) e
 		if err == io.EOF {
 			return &sendError{it.name, errChanged}
 		} else if err != nil {
-			return &sendError{it.name, err}
+			return &sendError{it.name, errors.New(files.Reason(err))}
 		}
 		if _, err := conn.Write(buf[:n]); err != nil {
 			return err

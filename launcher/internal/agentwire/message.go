@@ -157,9 +157,9 @@ type Want struct{ Items []int }
 // Rank is one rank of a host.
 type Rank struct {
 	Rank    int
-	Program int    `json:",omitempty"` // index in Prepare.Programs
-	Dir     []byte `json:",omitempty"` // the rank's directory, which was given for its program; empty: as Prepare says
-	Argv    Strings
+	Program int     `json:",omitempty"` // index in Prepare.Programs
+	Dir     []byte  `json:",omitempty"` // the rank's directory, which was given for its program; empty: as Prepare says
+	Argv    Strings `json:",omitempty"` // none: that of the rank before
 	Env     Strings
 }
 

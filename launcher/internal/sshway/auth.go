@@ -269,7 +269,7 @@ func (l *login) explain() (advice string, cause error) {
 		if l.o.explicit && len(l.o.identities) > 0 {
 			key = strings.TrimSuffix(l.o.identities[0], ".pub") + ".pub"
 		}
-		advice = fmt.Sprintf("ssh-copy-id -i %s%s %s@%s puts a key there", key, portFlag(l.o.port), l.o.user, l.o.hostName)
+		advice = fmt.Sprintf("ssh-copy-id -i %s%s %s@%s puts a key there", word(key), portFlag(l.o.port), l.o.user, l.o.hostName)
 	default:
 		b.WriteString("there is no key to offer")
 		advice = "ssh-keygen -t ed25519 makes a key, ssh-copy-id puts it on a host"
@@ -283,7 +283,10 @@ func (l *login) explain() (advice string, cause error) {
 		b.WriteString("; no agent runs (SSH_AUTH_SOCK is not set)")
 	}
 	if len(l.encrypted) > 0 && public {
-		advice = "ssh-add " + strings.Join(l.encrypted, " ")
+		advice = "ssh-add"
+		for _, file := range l.encrypted {
+			advice += " " + word(file)
+		}
 		if l.o.agent == "" {
 			advice = "eval $(ssh-agent); " + advice
 		}

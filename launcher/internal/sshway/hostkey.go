@@ -286,19 +286,19 @@ func (c *hostKeyCheck) explain(err error, key ssh.PublicKey) error {
 	}
 	return &hostKeyError{
 		fmt.Sprintf("the key has changed: it shows %s, known are other keys at %s", presented, strings.Join(at, ", ")),
-		fmt.Sprintf("if the host was installed anew: ssh-keygen -f %s -R '%s'; if not, someone may be in between", ke.Want[0].Filename, name),
+		fmt.Sprintf("if the host was installed anew: ssh-keygen -f %s -R '%s'; if not, someone may be in between", word(ke.Want[0].Filename), name),
 	}
 }
 
 // learn is a command that adds the host's key to the file.
 func (c *hostKeyCheck) learn(file string) string {
 	if c.o.jumps == "" && c.o.proxyCommand == "" && c.o.hostKeyAlias == "" {
-		return fmt.Sprintf("ssh-keyscan%s %s >> %s", portFlag(c.o.port), c.o.hostName, file)
+		return fmt.Sprintf("ssh-keyscan%s %s >> %s", portFlag(c.o.port), c.o.hostName, word(file))
 	}
 	// A scan goes through no proxy, and knows no alias. OpenSSH's client asks whether to keep the key.
 	cmd := "ssh"
 	if c.conf != "" {
-		cmd += " -F " + c.conf
+		cmd += " -F " + word(c.conf)
 	}
 	if c.h.t.Port != 0 {
 		cmd += portFlag(c.h.t.Port)

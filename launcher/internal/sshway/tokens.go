@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/gorun-dev/gorun/launcher/internal/shell"
 )
 
 // tilde replaces a leading ~/ by the home directory.
@@ -20,6 +22,14 @@ func tilde(s, home string) string {
 		return filepath.Join(home, rest)
 	}
 	return s
+}
+
+// word is a path as a word of a command that is shown. A shell expands a leading ~/ itself.
+func word(path string) string {
+	if rest, ok := strings.CutPrefix(path, "~/"); ok {
+		return "~/" + shell.Quote(rest)
+	}
+	return shell.Quote(path)
 }
 
 // expandEnv replaces ${NAME}.
