@@ -500,10 +500,15 @@ func (c *Comm) Size() int {
 	return len(c.ranks)
 }
 
-// JobRank is a member's rank in the job.
-func (c *Comm) JobRank(rank int) int { return c.ranks[rank] }
+// JobRank is a member's rank in the job. It panics, like an index, where no member has that rank.
+func (c *Comm) JobRank(rank int) int {
+	if c == nil {
+		panic("nccl: JobRank of a nil communicator, which has no members")
+	}
+	return c.ranks[rank]
+}
 
-// Device is this rank's device.
+// Device is this rank's device, nil of a nil *Comm.
 func (c *Comm) Device() *cuda.Device {
 	if c == nil {
 		return nil
@@ -511,8 +516,13 @@ func (c *Comm) Device() *cuda.Device {
 	return c.dev
 }
 
-// Job is the job that the communicator is part of.
-func (c *Comm) Job() *bootstrap.Job { return c.job }
+// Job is the job that the communicator is part of, nil of a nil *Comm.
+func (c *Comm) Job() *bootstrap.Job {
+	if c == nil {
+		return nil
+	}
+	return c.job
+}
 
 // String is "communicator world (rank 1 of 4)".
 func (c *Comm) String() string {

@@ -508,7 +508,7 @@ func TestNilComm(t *testing.T) {
 			if called {
 				return errors.New("the group's function was called")
 			}
-			if c.Rank() != -1 || c.Size() != 0 || c.Device() != nil || c.Stats() != (nccl.Stats{}) || !strings.Contains(nccl.Explain(c), "is nil") {
+			if c.Rank() != -1 || c.Size() != 0 || c.Device() != nil || c.Job() != nil || c.Stats() != (nccl.Stats{}) || !strings.Contains(nccl.Explain(c), "is nil") {
 				return fmt.Errorf("%v: rank %d of %d", c, c.Rank(), c.Size())
 			}
 			return errors.Join(c.Drain(ctx), c.Abort(nil), c.Close(), outcome(ctx, w.stream, nccl.AllReduce(w.comm, all, all, nccl.Sum, w.stream)))

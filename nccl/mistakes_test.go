@@ -376,6 +376,9 @@ var wrongBuffers = map[string]struct {
 	"a root that is not there": {func(a *attempt) error {
 		return nccl.Broadcast(a.comm, a.send, a.recv, a.comm.Size(), a.stream)
 	}, []string{"is no rank of a communicator of"}},
+	"a root that is no 32-bit number": {func(a *attempt) error {
+		return nccl.Broadcast(a.comm, a.send, a.recv, 1<<32, a.stream)
+	}, []string{"root 2147483647 is no rank of a communicator of"}},
 }
 
 // messageMistakes are those of eager Sends and Recvs: the other ranks send to the culprit, or receive from it.

@@ -2,6 +2,7 @@ package nccl
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/gorun-dev/gorun/cuda"
 )
@@ -28,7 +29,7 @@ func AllReduce[T cuda.Element](c *Comm, send, recv cuda.Slice[T], op RedOp, s *c
 
 // Reduce leaves the result on root only; recv is ignored elsewhere (may be empty).
 func Reduce[T cuda.Element](c *Comm, send, recv cuda.Slice[T], op RedOp, root int, s *cuda.Stream) error {
-	call := Call{Op: OpReduce, Type: cuda.DTypeOf[T](), Red: op, Root: int32(root), Count: uint64(send.Len()), Send: send.Range(), Stream: s}
+	call := Call{Op: OpReduce, Type: cuda.DTypeOf[T](), Red: op, Root: rank32(root), Count: uint64(send.Len()), Send: send.Range(), Stream: s}
 	if root == c.Rank() {
 		if send.Len() != recv.Len() {
 			return c.badCall(OpReduce, "send has %d elements, recv %d", send.Len(), recv.Len())
@@ -40,7 +41,7 @@ func Reduce[T cuda.Element](c *Comm, send, recv cuda.Slice[T], op RedOp, root in
 
 // Broadcast copies root's send to recv on every rank; send is ignored elsewhere (may be empty). In place: send is recv on root.
 func Broadcast[T cuda.Element](c *Comm, send, recv cuda.Slice[T], root int, s *cuda.Stream) error {
-	call := Call{Op: OpBroadcast, Type: cuda.DTypeOf[T](), Root: int32(root), Count: uint64(recv.Len()), Recv: recv.Range(), Stream: s}
+	call := Call{Op: OpBroadcast, Type: cuda.DTypeOf[T](), Root: rank32(root), Count: uint64(recv.Len()), Recv: recv.Range(), Stream: s}
 	if root == c.Rank() {
 		if send.Len() != recv.Len() {
 			return c.badCall(OpBroadcast, "send has %d elements, recv %d", send.Len(), recv.Len())
@@ -69,13 +70,16 @@ func ReduceScatter[T cuda.Element](c *Comm, send, recv cuda.Slice[T], op RedOp, 
 // Send gives data to another rank; the nth Send from a to b meets the nth Recv on b from a. It is done when the data has been received.
 // A rank that both sends and receives does so in one Group, else two ranks may wait for each other.
 func Send[T cuda.Element](c *Comm, send cuda.Slice[T], peer int, s *cuda.Stream) error {
-	return c.enqueue(Call{Op: OpSend, Type: cuda.DTypeOf[T](), Root: int32(peer), Count: uint64(send.Len()), Send: send.Range(), Stream: s})
+	return c.enqueue(Call{Op: OpSend, Type: cuda.DTypeOf[T](), Root: rank32(peer), Count: uint64(send.Len()), Send: send.Range(), Stream: s})
 }
 
 // Recv takes data from another rank, see Send.
 func Recv[T cuda.Element](c *Comm, recv cuda.Slice[T], peer int, s *cuda.Stream) error {
-	return c.enqueue(Call{Op: OpRecv, Type: cuda.DTypeOf[T](), Root: int32(peer), Count: uint64(recv.Len()), Recv: recv.Range(), Stream: s})
+	return c.enqueue(Call{Op: OpRecv, Type: cuda.DTypeOf[T](), Root: rank32(peer), Count: uint64(recv.Len()), Recv: recv.Range(), Stream: s})
 }
+
+// rank32 is a rank as a Call has it. One that does not fit becomes one that no communicator has, not another one's.
+func rank32(r int) int32 { return int32(min(max(r, math.MinInt32), math.MaxInt32)) }
 
 func (c *Comm) badCall(op Op, format string, args ...any) error {
 	if c == nil {
