@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
@@ -217,6 +218,71 @@ func TestLibraryWindowsFail(t *testing.T) {
 			return errors.Join(r.works(ctx, r.comm), r.close())
 		}, append(fakeEnv(t), "FAKE_LOG="+log, "FAKE_NCCL=window-fails")...))
 	})
+}
+
+// TestLibraryWindowsGivenUp: the context of a capture ends on one member while the windows are made. They are nobody's then: the communicator works on, and at
+// its end the memory is free.
+func TestLibraryWindowsGivenUp(t *testing.T) {
+	t.Run("fake", func(t *testing.T) {
+		gate := filepath.Join(t.TempDir(), "gate") // there when rank 0 waits for rank 1, which has its window and does not come back with it
+		allWell(t, ranktest.RunHostsBeside(t, make([]int, 2), func(ctx context.Context, job *bootstrap.Job) error {
+			r, err := deviceRank(ctx, job, elements)
+			if err != nil {
+				return err
+			}
+			short, cancel := context.WithCancel(ctx)
+			defer cancel()
+			if job.Rank() == 0 {
+				go func() {
+					for !exists(os.Getenv("FAKE_GATE")+".0") && ctx.Err() == nil {
+						time.Sleep(time.Millisecond)
+					}
+					cancel()
+				}()
+			}
+			_, err = graphs.Capture(short, r.stream, func(s *cuda.Stream) error {
+				return nccl.AllReduce(r.comm, r.a.All(), r.a.All(), nccl.Sum, s) // one window
+			}, graphs.Comms(r.comm))
+			want := []string{"rank 0 gave up its wait for rank 1"}
+			if job.Rank() == 0 {
+				want = []string{context.Canceled.Error()}
+			}
+			if err := wantText(err, want...); err != nil {
+				return err
+			}
+			return errors.Join(r.works(ctx, r.comm), r.close())
+		}, func(hosts []ranktest.Host) {
+			for end := time.Now().Add(room); ; time.Sleep(time.Millisecond) {
+				waits := false
+				for _, st := range hosts[0].Standings() {
+					waits = waits || st.Rank == 0 && len(st.Waits) > 0 && st.Waits[0].What == "windows of a captured call"
+				}
+				if waits {
+					break
+				}
+				if time.Now().After(end) {
+					t.Error("rank 0 does not come to wait for rank 1's windows")
+					break
+				}
+			}
+			if err := os.WriteFile(gate+".0", nil, 0o600); err != nil {
+				t.Error(err)
+			}
+			for end := time.Now().Add(room); time.Now().Before(end); time.Sleep(time.Millisecond) {
+				if st := hosts[0].Standings(); len(st) == 0 || st[0].State != "" || len(st[0].Waits) == 0 || st[0].Waits[0].What != "windows of a captured call" {
+					break // rank 0 has given up
+				}
+			}
+			if err := os.WriteFile(gate, nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		}, append(fakeEnv(t), "FAKE_NCCL=window-gate", "FAKE_GATE="+gate)...))
+	})
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // TestWindowsSetting: a setting that nobody knows is an error.

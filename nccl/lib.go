@@ -36,6 +36,8 @@ type library struct {
 	waiting  atomic.Int32 // len(freeing)
 	inflight atomic.Int32 // goroutines inside the library with a communicator
 
+	strays []*pane // windows of captures that ended while they were made; guarded by Comm.mu
+
 	batch *ncclsys.Batch // guarded by mu
 
 	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". The user's registrations are with main.

@@ -291,7 +291,11 @@ func (l *library) newPanes(ctx context.Context, keys []windowed, unasked bool) (
 	}
 	all, meetErr := l.c.Meet(ctx, own, "windows of a captured call")
 	if meetErr != nil {
-		return nil, "", meetErr // the end of the capture, or of the communicator
+		// The end of the capture, or of the communicator, on all members alike: nobody uses the windows, and they end with the communicator.
+		l.c.mu.Lock()
+		l.strays = append(l.strays, made...)
+		l.c.mu.Unlock()
+		return nil, "", meetErr
 	}
 	for r, b := range all {
 		if lack == "" && len(b) > 0 {
@@ -388,11 +392,14 @@ func (c *Comm) DropWindows(idle [][]byte) error {
 // closePanes follows the communicator's end.
 func (l *library) closePanes() {
 	l.c.mu.Lock()
-	panes := l.panes
-	l.panes = nil
+	panes, strays := l.panes, l.strays
+	l.panes, l.strays = nil, nil
 	l.c.mu.Unlock()
 	for _, p := range panes {
 		p.raw.close()
+		l.c.letGo(p.hold)
+	}
+	for _, p := range strays {
 		l.c.letGo(p.hold)
 	}
 }
