@@ -43,6 +43,34 @@ func TestCloseIsBounded(t *testing.T) {
 	})
 }
 
+// A second Close returns when the first has ended: what the communicator uses can be closed behind either.
+func TestCloseAtOnce(t *testing.T) {
+	closing := make(chan struct{})
+	ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		return with(ctx, job, nil, func(w *world) error {
+			if job.Rank() == 1 {
+				<-closing
+				return w.comm.Close()
+			}
+			first := make(chan error, 1)
+			go func() { first <- w.comm.Close() }()
+			for end := time.Now().Add(room); !shut(w.comm); {
+				if time.Now().After(end) {
+					return errors.New("the first Close does not begin")
+				}
+			}
+			close(closing)
+			if err := w.comm.Close(); err != nil {
+				return err
+			}
+			if err := wantErr(w.comm.Err(), nccl.ErrClosed); err != nil {
+				return fmt.Errorf("after the second Close: %w", err)
+			}
+			return <-first
+		})
+	})
+}
+
 // Operations that the others never joined end with Close, which says so; the others are told.
 func TestCloseWithWork(t *testing.T) {
 	closed := make(chan struct{})
@@ -67,4 +95,13 @@ func TestCloseWithWork(t *testing.T) {
 			return wantErr(w.stream.Synchronize(ctx), nccl.ErrAborted, "all-reduce #1")
 		})
 	})
+}
+
+// shut reports whether a Close has begun.
+func shut(c *nccl.Comm) bool {
+	op, err := nccl.PreMulSum(c, float32(1)) // a call that only this rank makes
+	if err == nil {
+		c.DestroyRedOp(op)
+	}
+	return errors.Is(err, nccl.ErrClosed)
 }

@@ -64,6 +64,7 @@ type Comm struct {
 
 	mu        sync.Mutex // guards what follows; never held over a call that waits
 	closing   bool
+	over      chan struct{} // of the Close that is under way: closed at its end
 	closed    bool
 	gate      Gate
 	gateSeq   uint64 // record of the lease
@@ -670,7 +671,7 @@ func (c *Comm) drainHolders() {
 
 // Close ends the communicator in good order where all members close it after the same call, waiting at most 2 s for them, else it aborts: a
 // member that is past this rank's last call gets an error that names this rank. With live graphs it is an error that names them, and where they
-// were captured, and nothing is closed. Put it in a defer. Twice is fine. A Close after failure or Abort releases everything and returns nil.
+// were captured, and nothing is closed. Put it in a defer. Twice is fine, the second one waits for the first. A Close after failure or Abort releases everything and returns nil.
 // Operations that are still enqueued when the wait ends fail, and Close returns an error that says so: synchronize the streams first.
 func (c *Comm) Close() error {
 	if c == nil {
@@ -678,8 +679,10 @@ func (c *Comm) Close() error {
 	}
 	c.drainHolders()
 	c.mu.Lock()
-	if c.closing || c.closed {
+	if c.closing {
+		over := c.over
 		c.mu.Unlock()
+		<-over // who closes what the communicator uses next finds it closed
 		return nil
 	}
 	if c.failed.Load() == nil {
@@ -694,7 +697,8 @@ func (c *Comm) Close() error {
 			return c.errorf("close", err)
 		}
 	}
-	c.closing = true
+	c.closing, c.over = true, make(chan struct{})
+	defer close(c.over)
 	c.shut.Store(true)
 	c.mu.Unlock()
 

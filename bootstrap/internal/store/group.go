@@ -170,8 +170,7 @@ func (s *Store) fail(g *generation, err *Error) {
 		return
 	}
 	g.err = err
-	g.values = nil
-	g.values = make([][]byte, len(g.arrived))
+	g.values = make([][]byte, len(g.arrived)) // those that were given are of no use
 	for i, w := range g.waits {
 		if w != nil {
 			g.waits[i] = nil

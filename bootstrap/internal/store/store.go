@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -240,16 +241,20 @@ func (s *Store) Cancel(rank int, id uint64) {
 	}
 }
 
-// drop takes a wait out of the list that would wake it.
+// drop takes a wait out of the list that would wake it. Of a value that nobody has put, and nobody waits for any more, nothing is kept.
 func (s *Store) drop(w *wait) {
 	if w.gen != nil {
 		w.gen.waits[w.member] = nil
 		return
 	}
-	for i, other := range w.entry.waits {
-		if other == w {
-			w.entry.waits = append(w.entry.waits[:i], w.entry.waits[i+1:]...)
-			return
+	e := w.entry
+	e.waits = slices.DeleteFunc(e.waits, func(other *wait) bool { return other == w })
+	if e.set || len(e.waits) > 0 {
+		return
+	}
+	for _, table := range []map[string]*entry{s.keys, s.ids} {
+		if table[e.name] == e {
+			delete(table, e.name)
 		}
 	}
 }

@@ -201,6 +201,25 @@ func TestGroupsAreForgotten(t *testing.T) {
 	}
 }
 
+// A value that is waited for and never put, as the failure of a communicator, leaves nothing behind when nobody waits for it any more.
+func TestUnputValuesAreForgotten(t *testing.T) {
+	a := newAnswers(t, 2)
+	first := a.ask("0", 0, Request{Kind: Get, Name: "failure"})
+	second := a.ask("1", 1, Request{Kind: Get, Name: "failure"})
+	id := a.ask("id", 0, Request{Kind: WaitID, Name: "failure"})
+	a.s.Cancel(0, first)
+	a.s.Cancel(0, id)
+	a.ask("put", 0, Request{Kind: Put, Name: "failure", Value: []byte("v")})
+	a.want(t, map[string]string{"0": "cancelled, missing []", "id": "cancelled, missing []", "1": "[v]"})
+	a.s.Cancel(1, second)
+	for i := range 10 {
+		a.s.Cancel(1, a.ask(fmt.Sprint("never", i), 1, Request{Kind: Get, Name: fmt.Sprint("never", i)}))
+	}
+	if len(a.s.keys) != 1 || len(a.s.ids) != 0 || len(a.s.pending) != 0 {
+		t.Errorf("%d keys, %d ids and %d waits are left, want one key", len(a.s.keys), len(a.s.ids), len(a.s.pending))
+	}
+}
+
 func meet(group string, ranks []int, what string) Request {
 	return Request{Kind: Gather, Name: group, Ranks: ranks, Gen: 1, What: what}
 }
