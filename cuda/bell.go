@@ -71,7 +71,7 @@ func newParker() *parker { return &parker{ch: make(chan struct{}, 1)} }
 
 // sleep is Bell.sleep in the way that suits the process.
 func (p *parker) sleep(b *Bell, seq uint32, d time.Duration) {
-	if hostDevices.Load() <= 1 {
+	if !crowded() {
 		b.sleep(seq, d)
 		return
 	}

@@ -37,8 +37,17 @@ type hostDevice struct {
 	helpers  sync.WaitGroup // host functions and release callbacks under way
 }
 
-// hostDevices counts those open in this process: ranks that live together wait differently.
-var hostDevices atomic.Int32
+// hostDevices counts those open in this process, givenBells those of them that have been given a bell: a rank's.
+var hostDevices, givenBells atomic.Int32
+
+// crowded reports whether several ranks live in this process: they wait differently. A rank's second device, which has its own bell, is no rank; without any bell
+// that was given each device counts.
+func crowded() bool {
+	if n := givenBells.Load(); n > 0 {
+		return n > 1
+	}
+	return hostDevices.Load() > 1
+}
 
 func newHostDevice(d *Device) *hostDevice {
 	h := &hostDevice{dev: d, parker: newParker()}
@@ -92,7 +101,10 @@ func (d *hostDevice) close() error {
 	d.pool.stop()
 	d.quiesce()
 	// Who still rings rings nothing: the other bell's memory may go now.
-	parkers.CompareAndDelete(d.bell.Swap(&d.own), d.parker)
+	if old := d.bell.Swap(&d.own); old != &d.own {
+		parkers.CompareAndDelete(old, d.parker)
+		givenBells.Add(-1)
+	}
 	parkers.Delete(&d.own)
 	hostDevices.Add(-1)
 	return d.space.close()
@@ -116,8 +128,12 @@ func (d *hostDevice) setBell(b *Bell) error {
 		return &Error{Op: "set bell", Err: errors.New("it is the bell of another device of this process")}
 	}
 	d.bell.Store(b)
-	if old != &d.own {
+	switch {
+	case old == &d.own && b != old:
+		givenBells.Add(1)
+	case old != &d.own:
 		parkers.CompareAndDelete(old, d.parker)
+		givenBells.Add(-1)
 	}
 	old.Ring() // the driver may sleep on it
 	return nil

@@ -333,7 +333,7 @@ func (w *idler) end() {
 // wait lets some time pass, more and more as it is called again.
 func (w *idler) wait(ctx context.Context) {
 	w.n++
-	if hostDevices.Load() > 1 {
+	if crowded() {
 		// Ranks of one process: the Go scheduler knows who else can run.
 		if w.n <= 16 {
 			runtime.Gosched()
@@ -361,7 +361,7 @@ func (w *idler) wait(ctx context.Context) {
 // yield lets another thread of the machine run, or another goroutine where ranks share the process. The raw call keeps this goroutine's place in its
 // own scheduler, which would take its time.
 func yield() {
-	if hostDevices.Load() > 1 {
+	if crowded() {
 		runtime.Gosched()
 		return
 	}

@@ -4,8 +4,12 @@ import (
 	"context"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // waitParked waits until n goroutines are parked behind the device's driver.
@@ -107,5 +111,35 @@ func TestSetBellAtOnce(t *testing.T) {
 		if t.Failed() {
 			return
 		}
+	}
+}
+
+// A rank that is alone in its process may have another device beside its own: a ring from another process, which finds no goroutine to wake, only the futex, wakes it
+// all the same.
+func TestRingFromElsewhere(t *testing.T) {
+	newDevice(t)
+	d := newDevice(t)
+	sleepLong(d)
+	var bell Bell
+	check(t, d.SetBell(&bell))
+	s := newStream(t, d)
+	g := newGate(d, "asleep")
+	check(t, s.Submit(g))
+	done := make(chan error, 1)
+	ctx, cancel := context.WithTimeout(context.Background(), hang/3)
+	defer cancel()
+	go func() { done <- s.Synchronize(ctx) }()
+	// It counts itself in, looks once more, and sleeps: by the time that it is still there after a while it does.
+	for since := time.Now(); time.Since(since) < 20*time.Millisecond; runtime.Gosched() {
+		if !asleep(d) {
+			since = time.Now()
+		}
+	}
+	g.open.Store(true)
+	atomic.AddUint32(&bell.seq, 1)
+	unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&bell.seq)), futexWake, 1<<30, 0, 0, 0)
+	check(t, <-done)
+	if ctx.Err() != nil {
+		t.Error("the ring has woken nobody: only the end of the context did")
 	}
 }
