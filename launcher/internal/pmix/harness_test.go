@@ -47,6 +47,7 @@ type job struct {
 	ends    chan departure
 	said    chan string
 	hostOf  []int
+	dirs    []string // that the servers have made
 
 	mu     sync.Mutex // guards meet
 	meet   map[string]*meeting
@@ -74,7 +75,7 @@ func start(t *testing.T, hostOf ...int) *job {
 	for h := range hosts {
 		w := w
 		w.Host = h
-		w.Dir = t.TempDir()
+		w.Remove = func(path string) { j.dirs = append(j.dirs, path) }
 		w.Exchange = func(name string, hosts []int, data []byte, done func([][]byte, error)) {
 			j.exchange(h, name, hosts, data, done)
 		}

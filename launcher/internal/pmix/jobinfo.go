@@ -63,9 +63,9 @@ func (s *server) jobInfo() []byte {
 	p.kval(keyNodes, uint32(len(s.hosts)))
 	p.kval(keyNodeList, strings.Join(names, ","))
 	p.kval(keyApps, uint32(len(appRanks)))
-	if s.w.Dir != "" {
-		p.kval(keySessionDir, s.w.Dir)
-		p.kval(keyNamespaceDir, s.w.Dir)
+	if s.dir != "" {
+		p.kval(keySessionDir, s.dir)
+		p.kval(keyNamespaceDir, s.dir)
 		p.kval(keyCleansDirs, true)
 	}
 	for _, h := range s.hosts {

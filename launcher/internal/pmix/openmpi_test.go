@@ -2,6 +2,7 @@ package pmix
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -71,20 +72,21 @@ func (j *job) run(t *testing.T, program, what string) (out []string, left []proc
 	return out, left
 }
 
-// clean fails the test if something of the job is left where ranks share memory.
+// clean fails the test if something of the job is left.
 func (j *job) clean(t *testing.T) {
 	t.Helper()
 	for _, s := range j.servers {
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
-		if s.shm == "" {
-			t.Error("no directory for shared memory")
-		}
 	}
-	left, err := filepath.Glob(shmDir + "/" + j.servers[0].namespace + "*")
-	if err != nil || len(left) > 0 {
-		t.Errorf("left behind: %q, %v", left, err)
+	if len(j.dirs) != 2*len(j.servers) {
+		t.Errorf("%d servers have made %q", len(j.servers), j.dirs)
+	}
+	for _, dir := range j.dirs {
+		if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is left: %v", dir, err)
+		}
 	}
 }
 

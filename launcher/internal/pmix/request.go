@@ -84,11 +84,11 @@ func (c *conn) handle(tag uint32, body []byte) error {
 
 // jobInfoOf is what a rank is told of its job.
 func (s *server) jobInfoOf(number int) []byte {
-	if s.w.Dir == "" {
+	if s.dir == "" {
 		return s.info
 	}
 	p := &packer{b: slices.Clip(s.info)}
-	p.kval(keyProcDir, filepath.Join(s.w.Dir, strconv.Itoa(number)))
+	p.kval(keyProcDir, filepath.Join(s.dir, strconv.Itoa(number)))
 	return p.b
 }
 
@@ -252,7 +252,7 @@ func (c *conn) log(tag uint32, u *unpacker) error {
 	return nil
 }
 
-// jobControl notes files that are to be removed when the ranks are gone. Directories are not: those that Open MPI makes are in the job's own.
+// jobControl notes files that are to be removed when the ranks are gone. Directories are not: those that Open MPI makes are in the server's own.
 func (c *conn) jobControl(tag uint32, u *unpacker) error {
 	s := c.s
 	u.procs()
@@ -282,11 +282,6 @@ func (c *conn) jobControl(tag uint32, u *unpacker) error {
 		files, st = nil, errGeneral
 	}
 	s.clean = append(s.clean, files...)
-	if s.w.Remove != nil {
-		for _, path := range files {
-			s.w.Remove(path)
-		}
-	}
 	c.answerStatus(tag, st)
 	return nil
 }

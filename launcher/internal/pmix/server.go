@@ -30,7 +30,8 @@ type server struct {
 	ctx       context.Context
 	stop      context.CancelFunc
 	ln        net.Listener
-	shm       string        // a directory for memory that ranks share; "": none could be made
+	dir       string        // a directory for ranks' files; "": none could be made
+	shm       string        // one for memory that they share
 	info      []byte        // what jobInfo gave
 	kick      chan struct{} // there is something in outbox
 	tasks     sync.WaitGroup
@@ -86,9 +87,7 @@ func Serve(w procman.World) (procman.Server, error) {
 		return nil, fmt.Errorf("pmix: %w", err)
 	}
 	s.ln = ln
-	if s.shm, err = os.MkdirTemp(shmDir, s.namespace+"-"); err == nil && w.Remove != nil {
-		w.Remove(s.shm)
-	}
+	s.dir, s.shm = s.makeDir(os.TempDir()), s.makeDir(shmDir)
 	s.ranks = make([]*rank, len(w.Ranks))
 	for i := range s.ranks {
 		s.ranks[i] = &rank{idle: make(chan struct{})}
@@ -100,6 +99,18 @@ func Serve(w procman.World) (procman.Server, error) {
 	s.tasks.Go(s.accept)
 	s.tasks.Go(s.send)
 	return s, nil
+}
+
+// makeDir makes a directory for the job. Without one ranks make their own, which may stay.
+func (s *server) makeDir(in string) string {
+	dir, err := os.MkdirTemp(in, s.namespace+"-")
+	if err != nil {
+		return ""
+	}
+	if s.w.Remove != nil {
+		s.w.Remove(dir)
+	}
+	return dir
 }
 
 // unlike are names that differ: clients take hosts with the same for one.
@@ -156,8 +167,8 @@ func (s *server) Environ(number int) []string {
 		// apart, and nothing is left when ranks were killed.
 		env = append(env, "OMPI_MCA_btl_vader_backing_directory="+s.shm, "OMPI_MCA_btl_sm_backing_directory="+s.shm)
 	}
-	if s.w.Dir != "" {
-		env = append(env, "PMIX_SERVER_TMPDIR="+s.w.Dir, "PMIX_SYSTEM_TMPDIR="+s.w.Dir)
+	if s.dir != "" {
+		env = append(env, "PMIX_SERVER_TMPDIR="+s.dir, "PMIX_SYSTEM_TMPDIR="+s.dir)
 	}
 	return env
 }
@@ -258,8 +269,10 @@ func (s *server) Close() error {
 			err = errors.Join(err, e)
 		}
 	}
-	if s.shm != "" {
-		err = errors.Join(err, os.RemoveAll(s.shm))
+	for _, dir := range []string{s.dir, s.shm} {
+		if dir != "" {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
 	}
 	return err
 }

@@ -451,7 +451,7 @@ func TestJobInfo(t *testing.T) {
 		}
 	}
 	for key, want := range map[string]any{keyJobSize: uint64(3), keyUniverseSize: uint64(8), keyLocalSize: uint64(2), keyLocalPeers: "0,1", keyNodes: uint64(2),
-		keyNodeList: "host-0,host-1", keyProcDir: j.servers[0].w.Dir + "/1"} {
+		keyNodeList: "host-0,host-1", keyProcDir: j.servers[0].dir + "/1"} {
 		if diff := cmp.Diff(want, job[key]); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", key, diff)
 		}

@@ -26,9 +26,10 @@ type World struct {
 	// End asks for the end of the job, because of a rank of this world and host: once a rank at most. It does not wait.
 	End func(rank int, why Departure)
 
-	Dir    string                      // a directory of the job's on this host that ranks may write into; it is removed at the end; "": there is none
-	Remove func(path string)           // has a file or directory elsewhere on this host removed if this process dies before it does that itself; nil: nobody does
-	Say    func(rank int, text string) // shows whole lines as if a rank of this host had written them to stderr; nil: they are dropped
+	// Remove has a directory of this host removed if this process dies before it does so itself; nil: nobody does. It is for Serve alone.
+	Remove func(path string)
+	// Say shows lines as if a rank of this host had written them to its stderr; nil: they are dropped. It may wait for whoever reads them.
+	Say func(rank int, text string)
 }
 
 // Local are the ranks of the world on this host, ascending.
