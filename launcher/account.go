@@ -302,7 +302,7 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 	}
 	switch a.Reason {
 	case ReasonDone:
-		a.Code = ExitOK
+		a.Code, a.Cause = ExitOK, -1
 	case ReasonFailed:
 		a.Code = code
 	case ReasonTimeout:
@@ -344,6 +344,9 @@ func (a *Account) forgiveUnfinished() {
 		}
 	}
 	a.Reason = ReasonDone
+	for i := range a.Ranks {
+		a.Ranks[i].Code = 0
+	}
 }
 
 // fate says how a rank ended.

@@ -39,7 +39,7 @@ type PlanApp struct {
 
 	MPI string `json:"mpi,omitempty"` // the process manager that they find, MPIPMI or MPIPMIx; "": none
 
-	mpiOff  bool     // that is what the user wants
+	mpiWish string   // which the user wants, MPIAuto if it was not said
 	inherit []string // what those on the local host inherit, without what Env sets
 }
 

@@ -426,9 +426,6 @@ func (c *connector) part(h *remoteHost) (*agentwire.Prepare, []int) {
 			prep.Stdin = append(prep.Stdin, pr.Rank)
 		}
 	}
-	if prep.Worlds = p.mpiWorlds(); prep.Worlds != nil {
-		prep.Hosts, prep.Universe = agentwire.Pack(p.hostNames()), p.universe()
-	}
 	return prep, programs
 }
 

@@ -70,7 +70,8 @@ type meeting struct {
 	addr  string // MASTER_ADDR
 	port  int    // MASTER_PORT
 	seeds []string
-	iface string // that holds the address at which the others reach the host; "": not known, or there are none
+	mpi   *agentwire.MPI // nil: no rank finds a process manager
+	iface string         // that holds the address at which the others reach the host; "": not known, or there are none
 }
 
 // hostConfig is what a host needs to run its ranks there, beside the agent's own surroundings.
@@ -82,9 +83,6 @@ type hostConfig struct {
 	masterPort bool // reserve a port for the job's meeting point; with several hosts it is one that they can reach
 	ranks      []agentRank
 	environ    func(rank int, job, control string, m meeting) []string
-	worlds     []agentwire.World // of MPI
-	hosts      []string          // names of all hosts, where there are worlds
-	universe   int               // how many ranks all hosts take, likewise
 	events     chan<- agentEvent
 	output     rankOutput
 	merge      bool // the ranks' stderr is their stdout

@@ -35,14 +35,12 @@ func (p *Plan) planMPI(apps []App) error {
 		if choice == "" {
 			choice = MPIAuto
 		}
+		a.mpiWish = choice
 		switch choice {
 		case MPIOff:
-			a.mpiOff = true
 			continue
 		case MPIAuto:
-			if choice = mpiDialect(p.Programs[a.Program].MPI); choice == "" || mpiServers[choice] == nil || p.hasPMI(i) {
-				continue
-			}
+			choice = p.autoMPI(i)
 		default:
 			if mpiServers[choice] == nil {
 				return usagef("--mpi %s: gorun does not speak it", choice)
@@ -51,6 +49,15 @@ func (p *Plan) planMPI(apps []App) error {
 		a.MPI = choice
 	}
 	return nil
+}
+
+// autoMPI is the process manager for an app's ranks, as the program's library asks for.
+func (p *Plan) autoMPI(app int) string {
+	choice := mpiDialect(p.Programs[p.Apps[app].Program].MPI)
+	if mpiServers[choice] == nil || p.hasPMI(app) {
+		return ""
+	}
+	return choice
 }
 
 // mpiDialect is the process manager that programs ask for which are linked with a library; "": none that is known.
@@ -80,7 +87,7 @@ func (p *Plan) MPINotes() []string {
 	told := map[int]bool{}
 	for i, a := range p.Apps {
 		prog := p.Programs[a.Program]
-		if prog.MPI == "" || a.MPI != "" || a.mpiOff || told[a.Program] || p.hasPMI(i) {
+		if prog.MPI == "" || a.MPI != "" || a.mpiWish == MPIOff || told[a.Program] || p.hasPMI(i) {
 			continue
 		}
 		told[a.Program] = true

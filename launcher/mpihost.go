@@ -13,6 +13,57 @@ import (
 	"github.com/gorun-dev/gorun/launcher/internal/procman"
 )
 
+// chooseMPI is what the ranks find in MPI_Init, also of programs that only other hosts have: what these are linked with is known now.
+func (r *runner) chooseMPI() (*agentwire.MPI, error) {
+	p := r.plan
+	p.Programs, p.Apps = slices.Clone(p.Programs), slices.Clone(p.Apps)
+	late, told := false, p.MPINotes()
+	for host, h := range r.hosts {
+		rh, ok := h.(*remoteHost)
+		if !ok {
+			continue
+		}
+		on := p.programsOn(host)
+		if n := len(rh.prepared.MPI); n != 0 && n != len(on) {
+			return nil, &hostError{rh.name, fmt.Errorf("its agent tells the MPI libraries of %d programs, of %d", n, len(on))}
+		}
+		for i, library := range rh.prepared.MPI {
+			if prog := &p.Programs[on[i]]; prog.Path == "" && prog.MPI == "" && library != "" {
+				prog.MPI, late = library, true
+			}
+		}
+	}
+	if late {
+		for i := range p.Apps {
+			if a := &p.Apps[i]; a.mpiWish == MPIAuto {
+				a.MPI = p.autoMPI(i)
+			}
+		}
+		for _, note := range p.MPINotes() {
+			if !slices.Contains(told, note) {
+				r.say("%s", note)
+			}
+		}
+	}
+	worlds := p.mpiWorlds()
+	if worlds == nil {
+		return nil, nil
+	}
+	return &agentwire.MPI{Worlds: worlds, Hosts: agentwire.Pack(p.hostNames()), Universe: p.universe()}, nil
+}
+
+// mpiLibraries are the MPI libraries that programs are linked with; nil if none is.
+func mpiLibraries(programs []Program) []string {
+	if !slices.ContainsFunc(programs, func(p Program) bool { return p.MPI != "" }) {
+		return nil
+	}
+	var libraries []string
+	for _, p := range programs {
+		libraries = append(libraries, p.MPI)
+	}
+	return libraries
+}
+
 // mpiRank is a rank that finds a process manager.
 type mpiRank struct {
 	server procman.Server
@@ -25,7 +76,10 @@ func (m *mpiRank) ended() procman.Departure { return m.server.Ended(m.rank) }
 
 // serveMPI starts the process managers that ranks of this host are to find.
 func (h *localHost) serveMPI(m meeting) error {
-	for _, of := range h.cfg.worlds {
+	if m.mpi == nil {
+		return nil
+	}
+	for _, of := range m.mpi.Worlds {
 		w, err := h.mpiWorld(of, m)
 		if err != nil {
 			return err
@@ -56,7 +110,7 @@ func (h *localHost) serveMPI(m meeting) error {
 // mpiWorld is a world as its process manager on this host has it.
 func (h *localHost) mpiWorld(of agentwire.World, m meeting) (*procman.World, error) {
 	nodeOf := h.cfg.nodes.NodeOf
-	w := &procman.World{Job: h.cfg.job, Host: h.cfg.nodes.Node, Hosts: h.cfg.hosts, Universe: h.cfg.universe, Interface: m.iface, Exchange: h.node.Exchange}
+	w := &procman.World{Job: h.cfg.job, Host: h.cfg.nodes.Node, Hosts: m.mpi.Hosts.Unpack(), Universe: m.mpi.Universe, Interface: m.iface, Exchange: h.node.Exchange}
 	for _, run := range of.Runs {
 		if run.First < 0 || run.Ranks < 0 || run.First > len(nodeOf)-run.Ranks {
 			return nil, fmt.Errorf("process manager for %d ranks from %d, of %d", run.Ranks, run.First, len(nodeOf))

@@ -108,7 +108,7 @@ func (h *remoteHost) start() {
 	}
 	h.began = time.Now()
 	h.mu.Unlock()
-	h.mux.Send(&agentwire.Message{Start: &agentwire.Start{Seeds: h.where.seeds, MasterAddr: h.where.addr, MasterPort: h.where.port, Interface: h.where.iface}})
+	h.mux.Send(&agentwire.Message{Start: &agentwire.Start{Seeds: h.where.seeds, MasterAddr: h.where.addr, MasterPort: h.where.port, Interface: h.where.iface, MPI: h.where.mpi}})
 	h.listen()
 	h.threads.Go(h.watch)
 	h.threads.Go(h.carry)

@@ -308,7 +308,6 @@ func (s *agentServer) prepare() error {
 		}
 		cfg.ranks = append(cfg.ranks, ar)
 	}
-	cfg.worlds, cfg.hosts, cfg.universe = j.Worlds, j.Hosts.Unpack(), j.Universe
 	cfg.files = s.files.any()
 	if cfg.keeper, s.files.keeper = s.files.keeper, nil; cfg.keeper == nil {
 		if cfg.keeper, err = keeper.StartIn(keeper.Job{ID: j.Job, Node: j.Node}, s.session); err != nil {
@@ -330,7 +329,7 @@ func (s *agentServer) prepare() error {
 	}
 	s.reach = &reacher{key: j.Key, host: j.Node, addrs: addrs, at: at, from: j.PortFrom, to: j.PortTo, say: s.mux.Send}
 	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Node: where, At: at, Dir: []byte(s.dir), OwnDir: s.ownDir, NoDir: s.noDir,
-		Notes: s.notes(), Place: s.place}})
+		Notes: s.notes(), Place: s.place, MPI: mpiLibraries(s.programs)}})
 	return nil
 }
 
@@ -541,7 +540,7 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 func (s *agentServer) start(m *agentwire.Start) error {
 	s.reach.close()
 	s.began = time.Now()
-	if err := s.host.meet(meeting{addr: m.MasterAddr, port: m.MasterPort, seeds: m.Seeds, iface: m.Interface}); err != nil {
+	if err := s.host.meet(meeting{addr: m.MasterAddr, port: m.MasterPort, seeds: m.Seeds, iface: m.Interface, mpi: m.MPI}); err != nil {
 		return err
 	}
 	a := s.host.agent

@@ -236,6 +236,9 @@ func (r *runner) prepare(ctx context.Context) error {
 		return err
 	}
 	r.sayPlaces()
+	if m.mpi, err = r.chooseMPI(); err != nil {
+		return err
+	}
 	for i, h := range r.hosts {
 		if len(r.nodes) > 1 {
 			m.iface = r.nodes[i].at.Interface
@@ -272,7 +275,7 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		nodes: node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Ports: [2]int{p.Remote.PortFrom, p.Remote.PortTo}, Confirm: r.confirm, Lazy: nodeLazy,
 			Probe: func(nonce []byte) []byte { return proof(key, index, nonce) }},
 		// The first rank is on host 0, as hosts are numbered by their first ranks.
-		masterPort: index == p.Ranks[0].Host, ranks: ranks, worlds: p.mpiWorlds(), hosts: p.hostNames(), universe: p.universe(),
+		masterPort: index == p.Ranks[0].Host, ranks: ranks,
 		environ: func(rank int, job, control string, m meeting) []string {
 			return onInterface(p.environ(&p.Ranks[rank], launchVars(job, control, m.addr, m.port)), m.iface)
 		},

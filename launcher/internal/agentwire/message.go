@@ -121,9 +121,6 @@ type Prepare struct {
 	HideGPUs   bool          // show each rank a GPU of its own
 	ShareGPUs  bool          // ranks take the GPUs in turn
 	Items      []Item        // files that the ranks need
-	Worlds     []World       `json:",omitempty"` // of MPI
-	Hosts      Strings       `json:",omitempty"` // names of all hosts, where there are Worlds
-	Universe   int           `json:",omitempty"` // how many ranks all hosts take, likewise
 }
 
 // World is the ranks of the job that make one MPI_COMM_WORLD, and how they find each other.
@@ -203,6 +200,7 @@ type Prepared struct {
 	OwnDir  bool     // it is the job's own, since Dir of Prepare, or a file of it, is missing there
 	NoDir   bool     `json:",omitempty"` // Dir of Prepare is missing there
 	Place   Place
+	MPI     []string `json:",omitempty"` // the MPI library that each of Programs is linked with
 }
 
 // Place is what the host gives its ranks.
@@ -229,6 +227,14 @@ type Start struct {
 	MasterAddr string
 	MasterPort int
 	Interface  string // the one that holds the address at which the others reach this host; "": not known
+	MPI        *MPI   `json:",omitempty"`
+}
+
+// MPI is what ranks of programs with MPI need.
+type MPI struct {
+	Worlds   []World
+	Hosts    Strings // names of all hosts of the job
+	Universe int     // how many ranks they take
 }
 
 // Signal sends a signal to the ranks.

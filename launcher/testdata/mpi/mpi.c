@@ -72,10 +72,11 @@ int main(int argc, char **argv) {
 		code = MPI_Publish_name("name", MPI_INFO_NULL, "port");
 		printf("publish: error %d\n", code != MPI_SUCCESS);
 	}
-	bad |= ring();
+	if (!is(argc, argv, "short"))
+		bad |= ring();
 	MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
 	/* More than fits into one message of any transport. */
-	n = 1 << 16;
+	n = is(argc, argv, "short") ? 1 : 1 << 16;
 	big = malloc(n * sizeof *big);
 	for (int i = 0; i < n; i++)
 		big[i] = rank + i;
@@ -97,6 +98,8 @@ int main(int argc, char **argv) {
 	MPI_Comm_free(&near);
 	printf("%d/%d app %d sum %d %s host %s near %d universe %d\n", rank, size, *appnum, sum, bad ? "WRONG" : "right", host, close_by, *universe);
 	fflush(stdout);
+	if (is(argc, argv, "quit")) /* UCX 1.13 over TCP: a rank in MPI_Finalize waits for others that have gone on to the barrier there, and serve it no more */
+		exit(0);
 	MPI_Finalize();
 	if (is(argc, argv, "after") && at(argc, argv))
 		exit(atoi(argv[3]));
