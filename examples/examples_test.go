@@ -1,3 +1,5 @@
+//go:build !race
+
 // Package examples tests the programs below it as a user runs them: built, and started by gorun.
 package examples
 

@@ -271,6 +271,9 @@ func decode(t *testing.T, out string) []line {
 func TestSeries(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3} {
 		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			if testing.Short() && ranks != 2 {
+				t.Skip("-short: the same with two ranks")
+			}
 			const args = "-b 64 -e 400000 -f 1500 -n 2 -g 3 -G 2 -buffers 5 -w 1 -r 3 -c -place all -json"
 			c, err := parse(strings.Fields(args))
 			if err != nil {

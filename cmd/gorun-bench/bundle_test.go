@@ -29,6 +29,10 @@ type gpuTest struct {
 }
 
 func newBundle(t *testing.T) *gpuTest {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short: these are scripts, of which the race detector sees nothing")
+	}
 	b := &gpuTest{t, t.TempDir()}
 	// Ranks one after the other are enough here.
 	b.script("bin/gorun", `np=1

@@ -69,9 +69,13 @@ func everywhere(t *testing.T, f func(t *testing.T, newJob func(t *testing.T, arg
 	})
 }
 
+// ended is shell code: whether a process has ended, told without another process, as many ranks ask for it again and again.
+const ended = `ended() { { read -r _ _ state _ </proc/$1/stat; } 2>/dev/null || return 0; [ $state = Z ] || [ $state = X ]; }
+`
+
 // after is shell code: after RANK waits for the end of a rank that has said where it is.
-const after = `echo $$ >$RANKDIR/tmp$RANK; mv $RANKDIR/tmp$RANK $RANKDIR/pid$RANK
-after() { until [ -e $RANKDIR/pid$1 ]; do sleep 0.01; done; while grep -q '^State:.[^ZX]' /proc/$(cat $RANKDIR/pid$1)/status 2>/dev/null; do sleep 0.01; done; }
+const after = ended + `echo $$ >$RANKDIR/tmp$RANK; mv $RANKDIR/tmp$RANK $RANKDIR/pid$RANK
+after() { until [ -e $RANKDIR/pid$1 ]; do sleep 0.01; done; read -r pid <$RANKDIR/pid$1; until ended $pid; do sleep 0.01; done; }
 `
 
 // together is shell code: no rank goes on before all have been started.

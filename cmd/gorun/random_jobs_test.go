@@ -93,8 +93,7 @@ func newRandomJob(rnd *rand.Rand) *randomJob {
 	b.WriteString(`GORUN=$PPID K=$GORUN_RESTART
 echo $$ >tmp.$RANK; mv tmp.$RANK pid.$RANK.$K
 echo $1 $GORUN_APP >app.$RANK
-ended() { { read -r _ _ state _ </proc/$1/stat; } 2>/dev/null || return 0; [ $state = Z ] || [ $state = X ]; }
-after() { n=0; until [ -e pid.$1.$K ]; do sleep 0.01; n=$((n+1)); done; read -r pid <pid.$1.$K; until ended $pid; do sleep 0.01; n=$((n+1)); done; [ $n -ge 30 ] || sleep 0.1; }
+` + ended + `after() { n=0; until [ -e pid.$1.$K ]; do sleep 0.01; n=$((n+1)); done; read -r pid <pid.$1.$K; until ended $pid; do sleep 0.01; n=$((n+1)); done; [ $n -ge 30 ] || sleep 0.1; }
 `)
 	for _, deaf := range []int{rnd.IntN(2 * j.np), rnd.IntN(2 * j.np)} {
 		fmt.Fprintf(&b, "[ $RANK = %d ] && trap '' TERM INT\n", deaf)

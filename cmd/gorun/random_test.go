@@ -77,7 +77,8 @@ func randomEndsJob(t *testing.T, home string, seed int) {
 	if hosts {
 		pause = "sleep 0.3" // agents see the ends of their ranks when they get to run
 	}
-	fmt.Fprintf(&script, "after() { n=0; until [ -e pid$1 ]; do sleep 0.01; n=$((n+1)); done; until grep -q '^State:.[ZX]' /proc/$(cat pid$1)/status || ! [ -e /proc/$(cat pid$1) ]; do sleep 0.01; n=$((n+1)); done; %s; }\ncase $RANK in\n", pause)
+	script.WriteString(ended)
+	fmt.Fprintf(&script, "after() { n=0; until [ -e pid$1 ]; do sleep 0.01; n=$((n+1)); done; read -r pid <pid$1; until ended $pid; do sleep 0.01; n=$((n+1)); done; %s; }\ncase $RANK in\n", pause)
 	code, reason, cause := 0, "done", -1
 	for i, rank := range order {
 		e := randomEnds(rnd)

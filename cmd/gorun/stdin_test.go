@@ -143,7 +143,7 @@ func TestStdinToARank(t *testing.T) {
 // All ranks read the same; one of them closes its stdin early, and lives on until the others have read it all.
 func TestStdinToAll(t *testing.T) {
 	home := remoteHome(t)
-	size := stdinSize(t)
+	size := stdinSize(t) / 4 // for each of eight
 	const early = 100_000
 	hereAndThere(t, home, func(t *testing.T, _ bool, newJob func(int, ...string) *job) {
 		j := newJob(8, "--stdin", "all", "rank", "sum", fmt.Sprintf("5:%d", early))

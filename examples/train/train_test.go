@@ -73,6 +73,9 @@ func TestSameLossOnAnyNumberOfRanks(t *testing.T) {
 			config{Epochs: 20, Batch: 5, Hidden: 32, Rate: 0.02, Momentum: 0.9, Holdout: 0.2, Seed: 5}, 90, 0.7},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			if testing.Short() && (tt.name == "synthetic" || tt.name == "images") {
+				t.Skip("-short: the others take a fraction of its time")
+			}
 			set, err := tt.load()
 			if err != nil {
 				t.Fatal(err)
