@@ -97,7 +97,10 @@ func checkHosts(ctx context.Context, p *Plan, device string, w way.Way, progress
 		return nil, nil, err
 	}
 	c := &checker{plan: p, device: device, way: w, builds: builds, key: make([]byte, 32), hosts: make([]HostCheck, len(p.Hosts)),
-		links: make([]*checkLink, len(p.Hosts)), progress: progress}
+		links: make([]*checkLink, len(p.Hosts))}
+	if progress != nil {
+		c.sending = tellSending(progress)
+	}
 	rand.Read(c.key)
 	for _, prog := range p.Programs {
 		var sum []byte
@@ -125,20 +128,17 @@ func checkHosts(ctx context.Context, p *Plan, device string, w way.Way, progress
 
 // checker looks at hosts.
 type checker struct {
-	plan     *Plan
-	device   string
-	way      way.Way
-	builds   *push.Builds
-	key      []byte
-	sums     [][]byte // of the programs
-	hosts    []HostCheck
-	links    []*checkLink // by host; nil: not reached
-	progress func(line string)
+	plan    *Plan
+	device  string
+	way     way.Way
+	builds  *push.Builds
+	key     []byte
+	sums    [][]byte // of the programs
+	hosts   []HostCheck
+	links   []*checkLink                      // by host; nil: not reached
+	sending func(host string, sent, size int) // tells how far the sending of gorun is
 
 	readers sync.WaitGroup // of sessions
-
-	mu   sync.Mutex // guards told
-	told time.Time
 }
 
 // checkLink is the session with an agent; without one it is this host.
@@ -268,19 +268,6 @@ func (c *checker) open(ctx context.Context, i int) (*checkLink, error) {
 	}
 	l.calm = tend(l.mux, nil) // what is asked of it has bounds of its own
 	return l, nil
-}
-
-// sending tells how far the sending of gorun to hosts is, once a second at most.
-func (c *checker) sending(host string, sent, size int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.progress == nil || sent == size || time.Since(c.told) < time.Second {
-		return
-	}
-	if !c.told.IsZero() { // not at once
-		c.progress(fmt.Sprintf("sending gorun to %s: %d of %d MiB", host, sent>>20, size>>20))
-	}
-	c.told = time.Now()
 }
 
 func (c *checker) ask(ctx context.Context, i int, l *checkLink) error {
@@ -531,16 +518,12 @@ func order(b bool) int {
 // compare finds what is wrong between hosts.
 func (c *checker) compare() []HostFault {
 	var faults []HostFault
-	seen := map[string]string{}
-	for _, h := range c.hosts {
-		if h.machine == "" || c.plan.Remote.RSH != "" {
-			continue
+	if c.plan.Remote.RSH == "" { // which may have reasons for it
+		var ids []string
+		for _, h := range c.hosts {
+			ids = append(ids, h.machine)
 		}
-		if other, ok := seen[h.machine]; ok {
-			faults = append(faults, HostFault{Stops: true, What: fmt.Sprintf("hosts %s and %s are the same machine", other, h.Name), Advice: "give one of the names, with the slots of both"})
-			continue
-		}
-		seen[h.machine] = h.Name
+		faults = sameMachines(c.plan.hostNames(), ids)
 	}
 	differ := func(what, advice string, of func(*HostFacts) string) {
 		hosts := map[string][]string{}

@@ -100,7 +100,7 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	timeout := p.Remote.timeout()
 	dial, over := context.WithTimeoutCause(inner, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
 	defer over()
-	c := &connector{r: r, outer: ctx, ctx: inner, dial: dial, way: w, builds: builds, key: key, files: files, progress: r.sending(), missing: map[int]bool{}, failed: map[int]error{}}
+	c := &connector{r: r, outer: ctx, ctx: inner, dial: dial, way: w, builds: builds, key: key, files: files, progress: tellSending(func(line string) { r.say("%s", line) }), missing: map[int]bool{}, failed: map[int]error{}}
 	if c.gather(cancel) {
 		return meeting{}, errInterrupted
 	}
@@ -259,23 +259,31 @@ func (r *runner) sameMachine() error {
 	if r.plan.Remote.RSH != "" || r.o.way != nil {
 		return nil
 	}
-	seen := map[string]string{}
+	ids := make([]string, len(r.hosts))
 	for i, h := range r.plan.Hosts {
-		id := ""
 		if rh, ok := r.hosts[i].(*remoteHost); ok {
-			id = rh.prepared.Machine
+			ids[i] = rh.prepared.Machine
 		} else if h.Local {
-			id = machine()
+			ids[i] = machine()
 		}
-		if id == "" {
-			continue
-		}
-		if other, ok := seen[id]; ok {
-			return &UsageError{Msg: fmt.Sprintf("hosts %s and %s are the same machine", other, h.Name), Hint: "give one of the names, with the slots of both"}
-		}
-		seen[id] = h.Name
+	}
+	if faults := sameMachines(r.plan.hostNames(), ids); len(faults) > 0 {
+		return &UsageError{Msg: faults[0].What, Hint: faults[0].Advice}
 	}
 	return nil
+}
+
+// sameMachines finds hosts that are one machine: each further name of it is a fault. An id is that of machine, "" where it is not known.
+func sameMachines(names, ids []string) (faults []HostFault) {
+	seen := map[string]string{}
+	for i, id := range ids {
+		if other, ok := seen[id]; ok && id != "" {
+			faults = append(faults, HostFault{Stops: true, What: fmt.Sprintf("hosts %s and %s are the same machine", other, names[i]), Advice: "give one of the names, with the slots of both"})
+			continue
+		}
+		seen[id] = names[i]
+	}
+	return faults
 }
 
 // missingText counts the hosts that are missing and names some.
@@ -514,8 +522,8 @@ type bareError struct {
 func (e *bareError) Error() string { return e.text }
 func (e *bareError) Unwrap() error { return e.err }
 
-// sending tells how far the sending of gorun to all hosts is, once a second at most.
-func (r *runner) sending() func(host string, sent, size int) {
+// tellSending tells how far the sending of gorun to all hosts is, once a second at most. The function that it returns may be called at once for several.
+func tellSending(say func(line string)) func(host string, sent, size int) {
 	begin := time.Now()
 	told := begin
 	var mu sync.Mutex
@@ -539,7 +547,7 @@ func (r *runner) sending() func(host string, sent, size int) {
 		if len(left) > 1 || left[host] == 0 {
 			where = count(len(left), "host")
 		}
-		r.say("sending gorun to %s: %d MiB are left", where, (sum+1<<20-1)>>20)
+		say(fmt.Sprintf("sending gorun to %s: %d MiB are left", where, (sum+1<<20-1)>>20))
 	}
 }
 

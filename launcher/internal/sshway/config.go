@@ -230,67 +230,130 @@ func (e *evaluation) user() string {
 	return e.who.name
 }
 
+// typing makes typed options of an evaluation's settings.
+type typing struct {
+	*evaluation
+	tokens map[byte]string // of file names
+	errs   []error
+}
+
+func (y *typing) fail(key string, s setting, err error) {
+	y.errs = append(y.errs, fmt.Errorf("%s: %s %s: %w", s.at, key, strings.Join(s.args, " "), err))
+}
+
+// number is a number within bounds, def where the configuration says nothing.
+func (y *typing) number(key string, def, lowest, highest int) int {
+	s, ok := y.first[key]
+	if !ok {
+		return def
+	}
+	n, err := strconv.Atoi(s.value())
+	if err != nil || n < lowest || n > highest {
+		y.fail(key, s, fmt.Errorf("not a number from %d to %d", lowest, highest))
+		return def
+	}
+	return n
+}
+
+// duration is a time, 0 for none, def where the configuration says nothing.
+func (y *typing) duration(key string, def time.Duration) time.Duration {
+	s, ok := y.first[key]
+	if !ok {
+		return def
+	}
+	if s.value() == "none" {
+		return 0
+	}
+	d, err := parseTime(s.value())
+	if err != nil {
+		y.fail(key, s, err)
+	}
+	return d
+}
+
+func (y *typing) flag(key string) bool {
+	s, ok := y.first[key]
+	switch strings.ToLower(s.value()) {
+	case "yes", "true":
+		return true
+	case "no", "false":
+	default:
+		if ok {
+			y.fail(key, s, errors.New("neither yes nor no"))
+		}
+	}
+	return false
+}
+
+// file is a file's name.
+func (y *typing) file(key string, s setting) string {
+	v, err := expandEnv(tilde(s.value(), y.who.home))
+	if err == nil {
+		v, err = expandTokens(v, y.tokens)
+	}
+	if err != nil {
+		y.fail(key, s, err)
+	}
+	return v
+}
+
+// files are the names of files in one setting, def where the configuration says nothing.
+func (y *typing) files(key string, def ...string) (names []string) {
+	s, ok := y.first[key]
+	if !ok {
+		return def
+	}
+	for _, arg := range s.args {
+		if arg != "none" {
+			names = append(names, y.file(key, setting{s.at, []string{arg}}))
+		}
+	}
+	return names
+}
+
+// expanded is the text of a setting with its tokens.
+func (y *typing) expanded(key string, tokens map[byte]string) string {
+	s := y.first[key]
+	v, err := expandTokens(s.value(), tokens)
+	if err != nil {
+		y.fail(key, s, err)
+	}
+	return v
+}
+
 // finish makes typed options of the settings.
 func (e *evaluation) finish() (*options, error) {
-	var errs []error
-	fail := func(key string, s setting, err error) {
-		errs = append(errs, fmt.Errorf("%s: %s %s: %w", s.at, key, strings.Join(s.args, " "), err))
-	}
-	number := func(key string, def, lowest, highest int) int {
-		s, ok := e.first[key]
-		if !ok {
-			return def
-		}
-		n, err := strconv.Atoi(s.value())
-		if err != nil || n < lowest || n > highest {
-			fail(key, s, fmt.Errorf("not a number from %d to %d", lowest, highest))
-			return def
-		}
-		return n
-	}
-	duration := func(key string, def time.Duration) time.Duration {
-		s, ok := e.first[key]
-		if !ok {
-			return def
-		}
-		if s.value() == "none" {
-			return 0
-		}
-		d, err := parseTime(s.value())
-		if err != nil {
-			fail(key, s, err)
-		}
-		return d
-	}
-	flag := func(key string) bool {
-		s, ok := e.first[key]
-		switch strings.ToLower(s.value()) {
-		case "yes", "true":
-			return true
-		case "no", "false":
-		default:
-			if ok {
-				fail(key, s, errors.New("neither yes nor no"))
-			}
-		}
-		return false
-	}
-
+	y := &typing{evaluation: e}
 	o := &options{
 		original:       e.original,
+		hostName:       strings.ToLower(e.original),
 		user:           e.user(),
-		port:           number("port", 22, 1, 65535),
-		identitiesOnly: flag("identitiesonly"),
-		hashKnownHosts: flag("hashknownhosts"),
-		connectTimeout: duration("connecttimeout", 0),
-		aliveInterval:  duration("serveraliveinterval", defaultAliveInterval),
-		aliveCountMax:  number("serveralivecountmax", defaultAliveCountMax, 0, 1<<20),
+		port:           y.number("port", 22, 1, 65535),
+		identitiesOnly: y.flag("identitiesonly"),
+		hashKnownHosts: y.flag("hashknownhosts"),
+		connectTimeout: y.duration("connecttimeout", 0),
+		aliveInterval:  y.duration("serveraliveinterval", defaultAliveInterval),
+		aliveCountMax:  y.number("serveralivecountmax", defaultAliveCountMax, 0, 1<<20),
 		hostKeyAlias:   strings.ToLower(e.first["hostkeyalias"].value()),
 		bindAddress:    e.first["bindaddress"].value(),
 		// "no" would accept a changed key too: never here.
 		acceptNew: e.first["stricthostkeychecking"].value() == "accept-new",
 	}
-	switch s := e.first["addressfamily"]; strings.ToLower(s.value()) {
+	if _, ok := e.first["hostname"]; ok {
+		o.hostName = strings.ToLower(y.expanded("hostname", map[byte]string{'h': e.original}))
+	}
+	y.transport(o)
+	y.proxy(o)
+	y.keys(o)
+	if err := errors.Join(y.errs...); err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// transport is what concerns the connection alone.
+func (y *typing) transport(o *options) {
+	switch s := y.first["addressfamily"]; strings.ToLower(s.value()) {
 	case "", "any":
 		o.network = "tcp"
 	case "inet":
@@ -298,99 +361,65 @@ func (e *evaluation) finish() (*options, error) {
 	case "inet6":
 		o.network = "tcp6"
 	default:
-		fail("addressfamily", s, errors.New("not one of any, inet, inet6"))
+		y.fail("addressfamily", s, errors.New("not one of any, inet, inet6"))
 	}
 	o.kex = keyExchanges
-	if s, ok := e.first["kexalgorithms"]; ok {
+	if s, ok := y.first["kexalgorithms"]; ok {
 		if o.kex = chosen(keyExchanges, s.value()); len(o.kex) == 0 {
-			fail("kexalgorithms", s, fmt.Errorf("gorun has none of them, only %s (--rsh ssh takes OpenSSH's client)", strings.Join(keyExchanges, ",")))
+			y.fail("kexalgorithms", s, fmt.Errorf("gorun has none of them, only %s (--rsh ssh takes OpenSSH's client)", strings.Join(keyExchanges, ",")))
 		}
 	}
-	if s := e.first["proxyusefdpass"]; s.value() == "yes" {
-		fail("proxyusefdpass", s, errors.New("is not supported (--rsh ssh takes OpenSSH's client)"))
+	if s := y.first["proxyusefdpass"]; s.value() == "yes" {
+		y.fail("proxyusefdpass", s, errors.New("is not supported (--rsh ssh takes OpenSSH's client)"))
 	}
+}
 
-	o.hostName = strings.ToLower(e.original)
-	if s, ok := e.first["hostname"]; ok {
-		h, err := expandTokens(s.value(), map[byte]string{'h': e.original})
-		if err != nil {
-			fail("hostname", s, err)
-		}
-		o.hostName = strings.ToLower(h)
+// proxy is what the connection goes through.
+func (y *typing) proxy(o *options) {
+	tokens := map[byte]string{'h': o.hostName, 'n': y.original, 'p': strconv.Itoa(o.port), 'r': o.user}
+	if jump := y.first["proxyjump"].value(); jump != "" && jump != "none" {
+		o.jumps = y.expanded("proxyjump", tokens)
 	}
-	jump := e.first["proxyjump"].value()
+	if command := y.first["proxycommand"].value(); command != "" && command != "none" {
+		o.proxyCommand = y.expanded("proxycommand", tokens)
+	}
+}
+
+// keys are who logs in, and which hosts are known.
+func (y *typing) keys(o *options) {
+	jump := y.first["proxyjump"].value()
 	if jump == "none" {
 		jump = ""
 	}
-	tokens := o.tokens(e.who, jump)
-	expand := func(key string, s setting) string {
-		v, err := expandEnv(tilde(s.value(), e.who.home))
-		if err == nil {
-			v, err = expandTokens(v, tokens)
-		}
-		if err != nil {
-			fail(key, s, err)
-		}
-		return v
-	}
-	proxyTokens := map[byte]string{'h': o.hostName, 'n': e.original, 'p': strconv.Itoa(o.port), 'r': o.user}
-	if jump != "" {
-		j, err := expandTokens(jump, proxyTokens)
-		if err != nil {
-			fail("proxyjump", e.first["proxyjump"], err)
-		}
-		o.jumps = j
-	}
-	if s := e.first["proxycommand"]; s.value() != "" && s.value() != "none" {
-		c, err := expandTokens(s.value(), proxyTokens)
-		if err != nil {
-			fail("proxycommand", s, err)
-		}
-		o.proxyCommand = c
-	}
-	for _, s := range e.all["identityfile"] {
+	y.tokens = o.tokens(y.who, jump)
+	for _, s := range y.all["identityfile"] {
 		if s.value() != "none" {
-			o.identities = append(o.identities, expand("identityfile", s))
+			o.identities = append(o.identities, y.file("identityfile", s))
 		}
 		o.explicit = true
 	}
+	home := filepath.Join(y.who.home, ".ssh")
 	if !o.explicit {
 		for _, name := range defaultIdentities {
-			o.identities = append(o.identities, filepath.Join(e.who.home, ".ssh", name))
+			o.identities = append(o.identities, filepath.Join(home, name))
 		}
 	}
-	for _, s := range e.all["certificatefile"] {
+	for _, s := range y.all["certificatefile"] {
 		if s.value() != "none" {
-			o.certificates = append(o.certificates, expand("certificatefile", s))
+			o.certificates = append(o.certificates, y.file("certificatefile", s))
 		}
 	}
-	files := func(key string, def ...string) (names []string) {
-		s, ok := e.first[key]
-		if !ok {
-			return def
-		}
-		for _, arg := range s.args {
-			if arg != "none" {
-				names = append(names, expand(key, setting{s.at, []string{arg}}))
-			}
-		}
-		return names
-	}
-	o.userKnownHosts = files("userknownhostsfile", filepath.Join(e.who.home, ".ssh/known_hosts"), filepath.Join(e.who.home, ".ssh/known_hosts2"))
-	o.globalKnownHosts = files("globalknownhostsfile", "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
-	switch s, ok := e.first["identityagent"]; {
+	o.userKnownHosts = y.files("userknownhostsfile", filepath.Join(home, "known_hosts"), filepath.Join(home, "known_hosts2"))
+	o.globalKnownHosts = y.files("globalknownhostsfile", "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+	switch s, ok := y.first["identityagent"]; {
 	case !ok || s.value() == "SSH_AUTH_SOCK":
 		o.agent = os.Getenv("SSH_AUTH_SOCK")
 	case s.value() == "none":
 	case strings.HasPrefix(s.value(), "$") && !strings.HasPrefix(s.value(), "${"):
 		o.agent = os.Getenv(s.value()[1:])
 	default:
-		o.agent = expand("identityagent", s)
+		o.agent = y.file("identityagent", s)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
-	}
-	return o, nil
 }
 
 // parseTime is OpenSSH's time format: seconds, or numbers with units ("1m30s").
