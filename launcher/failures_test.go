@@ -156,6 +156,8 @@ func (j *fakeJob) run(t *testing.T) *Account {
 	}
 	j.signals = signals
 	r.stdin = &stdin{fd: -1}
+	// Ranks write nothing: there is nothing to collect.
+	r.output = &outputs{cfg: outputConfig{stderr: &j.said}, tails: make([]*stream, len(j.plan.Ranks)), done: closedChan}
 	r.acct.Hosts = make([]HostAccount, len(j.hosts))
 	if j.do != nil {
 		time.AfterFunc(j.at, j.do)
