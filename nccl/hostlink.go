@@ -289,7 +289,16 @@ func (l *hostLinks) receive(conn net.Conn, rank int) {
 func (l *hostLinks) read(r *bufio.Reader, rank int) error {
 	h := l.h
 	var head [frameHeader]byte
+	due := false // words have come that the members of this host have not been told of
+	// tell is called before something is read that may not be here yet.
+	tell := func(bytes uint64) {
+		if due && uint64(r.Buffered()) < bytes {
+			due = false
+			h.ringNear()
+		}
+	}
 	for {
+		tell(frameHeader)
 		if _, err := io.ReadFull(r, head[:]); err != nil {
 			return err
 		}
@@ -303,6 +312,7 @@ func (l *hostLinks) read(r *bufio.Reader, rank int) error {
 			if !h.seg.owns(rank, off, n) {
 				return fmt.Errorf("%d bytes at %d of the segment are not its own", n, off)
 			}
+			tell(n)
 			if _, err := io.ReadFull(r, h.seg.b[off:off+n]); err != nil {
 				return err
 			}
@@ -315,9 +325,7 @@ func (l *hostLinks) read(r *bufio.Reader, rank int) error {
 				return err
 			}
 			h.seg.word(int(off)).Store(binary.LittleEndian.Uint64(v[:]))
-			if r.Buffered() < frameHeader {
-				h.ringNear()
-			}
+			due = true
 		case frameTold:
 			if n > textSize {
 				return fmt.Errorf("failure of %d bytes", n)
