@@ -553,6 +553,7 @@ func TestLedger(t *testing.T) {
 				mine.Append(Enqueued, [2]uint64{i, uint64(j.Rank())})
 			}
 			mine.SetDone(7)
+			mine.SetDone(5) // another goroutine, late
 			mine.SetBusy("capture train.go:41, all-reduce #3")
 			if err := j.Barrier(ctx); err != nil {
 				return err

@@ -197,14 +197,17 @@ func (a *Account) Newest(upTo uint64) (Record, bool) {
 	return a.At(min(upTo, a.Last()))
 }
 
-// SetDone says how many of the records have been carried out (own account only).
+// SetDone says how many of the records have been carried out (own account only). It never goes back: who comes late with less says nothing.
 func (a *Account) SetDone(seq uint64) {
-	if !a.released.Load() {
-		a.slot.Done.Store(seq)
+	if a.released.Load() {
+		return
+	}
+	for old := a.slot.Done.Load(); seq > old && !a.slot.Done.CompareAndSwap(old, seq); {
+		old = a.slot.Done.Load()
 	}
 }
 
-// Done is what SetDone said last; 0 after the account's slot went to another.
+// Done is the most that SetDone has said; 0 after the account's slot went to another.
 func (a *Account) Done() uint64 {
 	if a.far != nil {
 		return a.far.view.Load().done
