@@ -14,6 +14,7 @@ type Event struct {
 	Err  *RankError // how the rank ended, for RankLeft and RankDied; of HostLost: Rank -1 and the cause
 }
 
+// EventKind is what an event tells of.
 type EventKind uint8
 
 const (

@@ -68,6 +68,7 @@ type Record struct {
 	Sum  uint64    // over this record and all before it: where two accounts have the same at one Seq, they have had the same records so far
 }
 
+// RecordKind is what a record tells of.
 type RecordKind uint8
 
 const (

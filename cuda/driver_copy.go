@@ -121,13 +121,19 @@ func (p *pinnedPool) mark(h cusys.Stream) (cusys.Event, error) {
 		p.events = p.events[:n-1]
 	}
 	p.mu.Unlock()
-	var err error
 	if e == 0 {
+		var err error
 		if e, err = p.g.drv.EventCreate(cusys.EventDisableTiming); err != nil {
 			return 0, err
 		}
 	}
-	return e, p.g.drv.EventRecord(e, h)
+	if err := p.g.drv.EventRecord(e, h); err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.events = append(p.events, e)
+		return 0, err // never recorded, it would be found done
+	}
+	return e, nil
 }
 
 // close gives all back. The device is bound and nothing is under way.
@@ -322,7 +328,7 @@ func (g *driverDevice) landMarked() {
 // abandon forgets the copies of a stream that is closed with a failure. Its pieces are not used again, the GPU may still write to them.
 func (s *driverStream) abandon() {
 	s.tmu.Lock()
-	defer s.tmu.Unlock()
 	s.transfers, s.upstream, s.sources = nil, nil, nil
-	s.watches.Store(new([]*driverWatch))
+	s.tmu.Unlock()
+	s.changeWatches(func([]*driverWatch) []*driverWatch { return nil })
 }
