@@ -496,7 +496,9 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 	if toEnd {
 		a.sent = sig
 	}
-	toEnd = toEnd || sig == syscall.SIGABRT && a.sent != 0 // for some instead of SIGTERM
+	if sig == syscall.SIGABRT && a.stopped { // for some instead of SIGTERM
+		toEnd, a.sent = true, syscall.SIGTERM
+	}
 	for i, pid := range a.pids {
 		if pick != nil && !pick(a.cfg.ranks[i].rank) {
 			continue

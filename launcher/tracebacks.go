@@ -35,7 +35,7 @@ func tracebackHint(ranks []RankStacks) []string {
 	return nil
 }
 
-// askToEnd sends SIGTERM, and SIGABRT to those who then write where they are. SIGTERM is the first: from then on the job is ending.
+// askToEnd sends SIGTERM, and SIGABRT to those who then write where they are.
 func (r *runner) askToEnd(pick func(rank int) bool) {
 	if len(r.traces) == 0 {
 		r.toRanks(syscall.SIGTERM, pick)

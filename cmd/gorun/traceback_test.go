@@ -27,17 +27,17 @@ func TestTimeoutTellsTracebacks(t *testing.T) {
 import os, signal, sys, time
 def load_batch():
     time.sleep(1000)
-if os.environ["RANK"] == "1":
+if os.environ["RANK"] == "0":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", file=sys.stderr)))
 load_batch()
 .
-[ $RANK = 2 ] && unset PYTHONFAULTHANDLER; ulimit -c 0; exec ` + python + ` $RANKDIR/$RANK.py`
+[ $RANK = 1 ] && unset PYTHONFAULTHANDLER; ulimit -c 0; exec ` + python + ` $RANKDIR/$RANK.py`
 	want := regexp.MustCompile(`(?s)^gorun: what the ranks do after .*python.*
   with -x PYTHONFAULTHANDLER=1 Python's ranks write their tracebacks at --timeout
-.*\[0\]   File "\S+0\.py", line 3 in load_batch
+.*\[2\]   File "\S+2\.py", line 3 in load_batch
 .*
 gorun: timeout: the job has run for \S+
-  then: rank 0 ended by gorun \(SIGABRT\); ranks 1,2 ended by gorun \(SIGTERM\)
+  then: ranks 0,1 ended by gorun \(SIGTERM\); rank 2 ended by gorun \(SIGABRT\)
 $`)
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		slowly(t, 2*time.Second, func(d time.Duration) error {
@@ -47,8 +47,8 @@ $`)
 			}
 			j.gone()
 			text := j.err.String()
-			if !want.MatchString(text) || !regexp.MustCompile(`(?m)^\[1\] saved$`).MatchString(text) {
-				return fmt.Errorf("stderr\n%s\nwant %v and rank 1's word", text, want)
+			if !want.MatchString(text) || !regexp.MustCompile(`(?m)^\[0\] saved$`).MatchString(text) {
+				return fmt.Errorf("stderr\n%s\nwant %v and rank 0's word", text, want)
 			}
 			return nil
 		})
