@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -476,28 +477,36 @@ func (a *Account) consequences() string {
 
 // isPanic tells the line with which a Go program says why it dies, also behind a time.
 func isPanic(line string) bool {
-	if n := len(stampLayout); len(line) > n {
-		if _, err := time.Parse(stampLayout, line[:n]); err == nil {
-			line = line[n:]
-		}
-	}
+	line = unstamped(line)
 	return strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ")
 }
 
-// lastLines are the last n lines of text, cut to a readable length; of a Go program that panicked those from the panic on.
+func unstamped(line string) string {
+	if n := len(stampLayout); len(line) > n {
+		if _, err := time.Parse(stampLayout, line[:n]); err == nil {
+			return line[n:]
+		}
+	}
+	return line
+}
+
+// lastLines are the last n lines of text, cut to a readable length; of a program that panicked or threw those from there on.
 func lastLines(text []byte, n int) []string {
 	s := strings.TrimRight(string(text), "\r\n")
 	if s == "" {
 		return nil
 	}
-	lines := strings.Split(s, "\n")
+	lines := slices.DeleteFunc(strings.Split(s, "\n"), isMark)
 	if len(lines) > n {
 		from := len(lines) - n
 		for i, l := range lines[:from] {
-			// What a Go program dies of stands above the stacks of its goroutines.
-			if isPanic(l) {
+			// What a program dies of stands above its stacks.
+			if isPanic(l) || isThrow(l) {
 				from = i
 			}
+		}
+		if e := exceptionLine(lines); e >= 0 && e < from {
+			from = max(0, e-n/2)
 		}
 		lines = lines[from : from+n]
 	}

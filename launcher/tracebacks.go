@@ -25,14 +25,21 @@ func tracers(ranks []RankStacks) map[int]bool {
 	return traces
 }
 
-// tracebackHint is a line for a person whose Python ranks do not write where they are; nil where there are none.
+// tracebackHint is a line for a person whose Python ranks do not write where they are; nil where some would, or there are none.
 func tracebackHint(ranks []RankStacks) []string {
+	var hint []string
 	for _, r := range ranks {
-		if slices.ContainsFunc(r.Processes, func(p stacks.Process) bool { return isPython(p) && !p.CatchesABRT }) {
-			return []string{"with -x PYTHONFAULTHANDLER=1 Python's ranks write their tracebacks at --timeout"}
+		for _, p := range r.Processes {
+			switch {
+			case !isPython(p):
+			case p.CatchesABRT:
+				return nil
+			default:
+				hint = []string{"with -x PYTHONFAULTHANDLER=1 Python's ranks write their tracebacks at --timeout"}
+			}
 		}
 	}
-	return nil
+	return hint
 }
 
 // askToEnd sends SIGTERM, and SIGABRT to those who then write where they are.

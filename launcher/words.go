@@ -3,6 +3,7 @@ package launcher
 import (
 	"bytes"
 	"slices"
+	"strings"
 )
 
 // Ranks that are no members of the job, as those of PyTorch and JAX, say only on stderr why they fail; and one that closes its connections before it ends
@@ -81,4 +82,37 @@ func adviceFor(text []byte) string {
 		return "jax.distributed.initialize() finds its arguments with --env-like ompi (gorun help python)"
 	}
 	return ""
+}
+
+// isMark tells the lines of a Python traceback that only mark a part of the line above.
+func isMark(line string) bool {
+	line = unstamped(line)
+	return strings.ContainsAny(line, "^~") && strings.Trim(line, " ^~\r") == ""
+}
+
+// isThrow tells the line with which a C++ program says why it dies.
+func isThrow(line string) bool {
+	return strings.HasPrefix(unstamped(line), "terminate called after throwing")
+}
+
+// exceptionLine is the line that names the exception of the last Python traceback where a C++ stack ends the text, as below exceptions of PyTorch; else -1.
+func exceptionLine(lines []string) int {
+	if !strings.HasPrefix(unstamped(lines[len(lines)-1]), "frame #") {
+		return -1
+	}
+	at := -1
+	for i, l := range lines {
+		if strings.HasPrefix(unstamped(l), string(traceback)) {
+			at = i
+		}
+	}
+	if at < 0 {
+		return -1
+	}
+	for i, l := range lines[at+1:] {
+		if !strings.HasPrefix(unstamped(l), " ") {
+			return at + 1 + i
+		}
+	}
+	return -1
 }

@@ -2,8 +2,11 @@ package launcher
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
 )
@@ -88,5 +91,25 @@ func TestAdvice(t *testing.T) {
 	a.settle(0, 0)
 	if want := "\n  jax.distributed.initialize() finds its arguments with --env-like ompi (gorun help python)\n  then: "; !strings.Contains(a.Summary(), want) {
 		t.Errorf("%q has no %q", a.Summary(), want)
+	}
+}
+
+func TestLastLinesOfExceptions(t *testing.T) {
+	frames := strings.Repeat("frame #0: c10::Error (0x7f in libc10.so)\n", 9)
+	where := "  File \"train.py\", line 8, in <module>\n    dist.all_reduce(t)\n"
+	tail := []string{"RuntimeError: [pair.cc:598] Connection closed", "Exception raised from wait:", "frame #0: c10::Error (0x7f in libc10.so)"}
+	for name, c := range map[string]struct {
+		text string
+		want []string
+	}{
+		"marks are left out":       {"Traceback (most recent call last):\n" + where + "    ~~~^^^\nValueError: x\n", []string{"Traceback (most recent call last):", `  File "train.py", line 8, in <module>`, "    dist.all_reduce(t)", "ValueError: x"}},
+		"a C++ stack is below":     {"Traceback (most recent call last):\n" + strings.Repeat(where, 3) + strings.Join(tail[:2], "\n") + "\n" + frames, append([]string{`  File "train.py", line 8, in <module>`, "    dist.all_reduce(t)"}, tail...)},
+		"a C++ program throws":     {"a\nterminate called after throwing an instance of 'E'\n  what():  x\n" + frames, append([]string{"terminate called after throwing an instance of 'E'", "  what():  x"}, slices.Repeat(tail[2:], 3)...)},
+		"a traceback that is over": {"Traceback (most recent call last):\n" + where + "ValueError: x\n1\n2\n3\n4\n5\n", []string{"1", "2", "3", "4", "5"}},
+		"no traceback":             {"1\n2\n3\n4\n5\n6\n", []string{"2", "3", "4", "5", "6"}},
+	} {
+		if d := cmp.Diff(lastLines([]byte(c.text), 5), c.want); d != "" {
+			t.Errorf("%s: -got +want:\n%s", name, d)
+		}
 	}
 }
