@@ -219,13 +219,41 @@ func TestKillGorun(t *testing.T) {
 	j.eventually("end of the keeper", 10*time.Second, func() bool { return !alive(keeper) })
 }
 
+// gorun is killed at any moment of a launch, and when some ranks run and others do not yet.
 func TestKillGorunWhileItStarts(t *testing.T) {
-	for i := range 10 {
-		j := newJob(t, "-np", "32", "rank", "sleep").start()
-		time.Sleep(time.Duration(i) * time.Millisecond) // anywhere in its start
+	const ranks = 32
+	launch := func() *job { return newJob(t, "-np", strconv.Itoa(ranks), "rank", "sleep").start() }
+	kill := func(j *job) (ran int) {
 		j.cmd.Process.Kill()
 		j.wait()
 		j.gone()
+		files, _ := filepath.Glob(filepath.Join(j.dir, "up*"))
+		return len(files)
+	}
+	begin := time.Now()
+	j := launch()
+	j.until(marks("up", ranks)...)
+	whole := time.Since(begin)
+	kill(j)
+	const moments = 8
+	for i := range moments {
+		j := launch()
+		time.Sleep(whole * time.Duration(i) / moments)
+		kill(j)
+	}
+	for tries := 1; ; tries++ {
+		j := launch()
+		j.eventually("a rank", 60*time.Second, func() bool {
+			files, _ := filepath.Glob(filepath.Join(j.dir, "up*"))
+			return len(files) > 0
+		})
+		if ran := kill(j); ran < ranks {
+			t.Logf("killed when %d of %d ranks ran; all do after %v", ran, ranks, whole)
+			return
+		}
+		if tries == 20 {
+			t.Fatalf("in %d tries all ranks ran when gorun was killed", tries)
+		}
 	}
 }
 
