@@ -23,7 +23,7 @@ import (
 const jobDirPrefix = "gorun-job-"
 
 // sharedWait bounds the wait for what other hosts have in directories that this one made: they are told to end at the same time, and need
-// reapBound before. It is less than reapAnswer.
+// reapBound before. It is less than reapSilence.
 const sharedWait = 5 * time.Second
 
 // jobFiles is what an agent has put on its host for the job: files in a directory of the job's own, and some elsewhere. All of it goes at the

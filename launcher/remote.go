@@ -42,8 +42,10 @@ const (
 	pauseWait = 500 * time.Millisecond
 	// farewell bounds the end of an agent that was told to end.
 	farewell = 3 * time.Second
-	// reapAnswer bounds the answer to Reap: the agent needs reapBound at most.
-	reapAnswer = 10 * time.Second
+	// reapSilence bounds the silence of an agent that ends what is left of the ranks: that takes reapBound at most, but the job's own directory may
+	// hold a million files. reapMost bounds all of it.
+	reapSilence = 10 * time.Second
+	reapMost    = 5 * time.Minute
 )
 
 // remoteHost is a hostAgent at the other end of a session.
@@ -469,17 +471,27 @@ func (h *remoteHost) adopted() {}
 
 func (h *remoteHost) reap() int {
 	h.mux.Send(&agentwire.Message{Reap: &agentwire.Empty{}})
-	t := time.NewTimer(reapAnswer)
-	defer t.Stop()
-	select {
-	case <-h.wasReaped:
-	case <-h.gone:
-	case <-t.C:
-		h.lost(fmt.Errorf("its agent did not end what was left of the ranks within %v", reapAnswer))
-	}
+	h.awaitReaped(reapSilence, reapMost)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.killed
+}
+
+// awaitReaped waits for the answer to Reap as long as the agent is heard, and gives the host up behind that.
+func (h *remoteHost) awaitReaped(silence, most time.Duration) {
+	begin := time.Now()
+	for wait := silence; wait > 0; wait = min(time.Until(h.mux.Heard().Add(silence)), most-time.Since(begin)) {
+		t := time.NewTimer(wait)
+		select {
+		case <-h.wasReaped:
+		case <-h.gone:
+		case <-t.C:
+			continue
+		}
+		t.Stop()
+		return
+	}
+	h.lost(fmt.Errorf("its agent did not end what was left of the ranks within %v", time.Since(begin).Round(time.Second)))
 }
 
 func (h *remoteHost) drained() <-chan struct{} { return h.carried }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -229,3 +230,50 @@ func (*deafHost) stopForks()                            {}
 func (*deafHost) signal(syscall.Signal, func(int) bool) {}
 func (*deafHost) refresh()                              {}
 func (*deafHost) lose(int, string, string)              {}
+
+// An agent that has much to remove is waited for as long as it is heard, and no longer.
+func TestReapIsWaitedFor(t *testing.T) {
+	a, b := net.Pipe()
+	var far *agentwire.Mux
+	accepted := make(chan error, 1)
+	go func() {
+		var err error
+		far, err = agentwire.Accept(b)
+		accepted <- err
+	}()
+	near, err := agentwire.Dial(a)
+	if err := errors.Join(err, <-accepted); err != nil {
+		t.Fatal(err)
+	}
+	defer near.Close()
+	defer far.Close()
+	events := make(chan agentEvent, 1)
+	h := &remoteHost{mux: near, events: events, gone: make(chan struct{}), wasReaped: make(chan struct{})}
+	const silence = 2 * time.Second
+	quit := time.After(silence * 3 / 2)
+	go func() {
+		for {
+			select {
+			case <-quit:
+				close(h.wasReaped)
+				return
+			case <-time.After(silence / 50):
+				far.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
+			}
+		}
+	}()
+	h.awaitReaped(silence, time.Minute)
+	select {
+	case <-h.wasReaped:
+	default:
+		t.Error("it is not waited for, although it is heard")
+	}
+	if len(events) > 0 {
+		t.Errorf("it is given up: %v", (<-events).err)
+	}
+	h.wasReaped = make(chan struct{})
+	h.awaitReaped(time.Millisecond, time.Minute)
+	if len(events) != 1 {
+		t.Error("it is waited for, although it is silent")
+	}
+}

@@ -509,6 +509,8 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 		}
 		s.host.signal(syscall.Signal(m.Signal.Signal), pick)
 	case m.Reap != nil:
+		calm := tend(s.mux, nil) // what is removed may be much
+		defer calm()
 		r := &agentwire.Reaped{Killed: s.host.reap()}
 		for _, k := range s.job.Ranks {
 			if joined, left := s.host.joined(k.Rank); joined {
