@@ -77,23 +77,58 @@ func (s *agentServer) stage() error {
 
 // provide does what stage says.
 func (s *agentServer) provide(ctx context.Context) error {
-	items := s.job.Items
-	program := make([]bool, len(items)) // which of them ranks run
-	for _, p := range s.job.Programs {
-		if p.Item > 0 && p.Item <= len(items) {
-			program[p.Item-1] = true
+	l := newLacking(s.job)
+	if err := s.survey(ctx, l); err != nil {
+		return err
+	}
+	want, need, inDir, programInDir := l.sum(s.job.Items)
+	if inDir = inDir || s.ownDir; !inDir && len(want) == 0 {
+		return nil
+	}
+	if err := s.begin(); err != nil {
+		return err
+	}
+	if inDir {
+		if err := s.files.makeDir(need, programInDir); err != nil {
+			return err
+		}
+		if s.ownDir {
+			s.dir = s.files.dir
 		}
 	}
-	there := make([]bool, len(items))
+	return s.fill(ctx, l, want)
+}
+
+// lacking is what a host has of the job's items.
+type lacking struct {
+	program []bool         // ranks run it
+	there   []bool         // it is where it may be
+	first   map[string]int // of those that are not, the first of each content
+}
+
+func newLacking(job *agentwire.Prepare) *lacking {
+	n := len(job.Items)
+	l := &lacking{program: make([]bool, n), there: make([]bool, n), first: map[string]int{}}
+	for _, p := range job.Programs {
+		if p.Item > 0 && p.Item <= n {
+			l.program[p.Item-1] = true
+		}
+	}
+	return l
+}
+
+// survey looks what is there, and whether the ranks need the job's own directory for what is not.
+func (s *agentServer) survey(ctx context.Context, l *lacking) error {
+	items := s.job.Items
 	for i, it := range items {
 		at := string(it.At)
-		err := s.have(ctx, it, program[i])
-		there[i] = err == nil
+		err := s.have(ctx, it, l.program[i])
+		l.there[i] = err == nil
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case there[i]:
-		case program[i]:
+		case l.there[i]:
+		case l.program[i]:
 			if err == errOther {
 				s.log("there is another %s; the one from gorun's host is used", at)
 			}
@@ -109,47 +144,39 @@ func (s *agentServer) provide(ctx context.Context) error {
 		}
 	}
 	for i, p := range s.job.Programs {
-		if n := p.Item - 1; n >= 0 && n < len(items) && there[n] {
+		if n := p.Item - 1; n >= 0 && n < len(items) && l.there[n] {
 			s.job.Programs[i].Path = items[n].At // of a Go package each architecture has a file of its own, also where hosts share them
 		}
 	}
-	// What is needed below the job's own directory, and what is to be sent: each content once.
-	var want []int
-	var need int64
-	first := map[string]int{}
-	inDir, programInDir := s.ownDir, false
+	return nil
+}
+
+// sum is which items are to be sent, each content once, how many bytes the job's own directory needs, and whether it needs one, and for a program.
+func (l *lacking) sum(items []agentwire.Item) (want []int, need int64, inDir, programInDir bool) {
 	for i, it := range items {
-		if there[i] {
+		if l.there[i] {
 			continue
 		}
 		if len(it.To) > 0 {
 			inDir = true
 			need += it.Size
-			programInDir = programInDir || program[i]
+			programInDir = programInDir || l.program[i]
 		}
-		if _, ok := first[string(it.Sum)]; !ok {
-			first[string(it.Sum)] = i
+		if _, ok := l.first[string(it.Sum)]; !ok {
+			l.first[string(it.Sum)] = i
 			want = append(want, i)
 		}
 	}
-	if !inDir && len(want) == 0 {
-		return nil
-	}
-	if err := s.begin(); err != nil {
-		return err
-	}
-	var err error
-	if inDir {
-		if err := s.files.makeDir(need, programInDir); err != nil {
-			return err
-		}
-		if s.ownDir {
-			s.dir = s.files.dir
-		}
-	}
+	return want, need, inDir, programInDir
+}
+
+// fill has gorun send what is wanted, and puts everything in its place.
+func (s *agentServer) fill(ctx context.Context, l *lacking, want []int) error {
+	items := s.job.Items
 	if len(want) > 0 {
 		s.mux.Send(&agentwire.Message{Want: &agentwire.Want{Items: want}})
 	}
+	var err error
 	files := make([]string, len(items))
 	for _, i := range want {
 		if files[i], err = s.receive(ctx, i); err != nil {
@@ -159,8 +186,8 @@ func (s *agentServer) provide(ctx context.Context) error {
 	for i, it := range items {
 		switch {
 		case files[i] != "":
-		case !there[i]:
-			from := files[first[string(it.Sum)]]
+		case !l.there[i]:
+			from := files[l.first[string(it.Sum)]]
 			files[i], err = s.put(it, func(w io.Writer) error { return copyFile(ctx, w, from) })
 		case s.ownDir && len(it.To) > 0:
 			var link string
@@ -173,7 +200,7 @@ func (s *agentServer) provide(ctx context.Context) error {
 		}
 	}
 	for i := range s.job.Programs {
-		if p := &s.job.Programs[i]; p.Item > 0 && p.Item <= len(items) && !there[p.Item-1] {
+		if p := &s.job.Programs[i]; p.Item > 0 && p.Item <= len(items) && !l.there[p.Item-1] {
 			p.Path = []byte(files[p.Item-1])
 		}
 	}
