@@ -147,6 +147,9 @@ func TestMPIEnds(t *testing.T) {
 			if c.args[0] == rubbish && acct.Cause > 0 { // whose came first is chance
 				c.cause, c.summary = acct.Cause, strings.Replace(c.summary, "rank 0", fmt.Sprintf("rank %d", acct.Cause), 1)
 			}
+			if told := strings.Contains(errs, "no rank asked for its place by pmi: if it called MPI_Init, each rank was alone"); told != strings.HasSuffix(c.args[0], "never") {
+				t.Errorf("that no rank asked is told: %v; stderr %s", told, errs)
+			}
 			first, _, _ := strings.Cut(acct.Summary(), "\n")
 			first = regexp.MustCompile(` \(.*?host .*?, pid \d+\)| after [0-9.]+[a-zµ]+$`).ReplaceAllString(first, "")
 			if acct.Code != c.code || acct.Cause != c.cause || first != c.summary {

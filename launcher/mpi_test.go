@@ -140,8 +140,8 @@ func toolFor(t *testing.T, name string) string {
 }
 
 func TestWithoutManagers(t *testing.T) {
-	env := []string{"PMI_RANK=1", "PATH=/bin", "PMI2_X=", "PMIX_NAMESPACE=n", "PMIX_MCA_gds=hash", "PMI_DEBUG=1", "MPI_LOCALNRANKS=2", "OMPI_COMM_WORLD_RANK=1", "OMPI_MCA_btl=tcp", "PMIRANK=1"}
-	if diff := cmp.Diff(withoutManagers(env), []string{"PATH=/bin", "PMIX_MCA_gds=hash", "PMI_DEBUG=1", "OMPI_MCA_btl=tcp", "PMIRANK=1"}); diff != "" {
+	env := []string{"PMI_RANK=1", "PATH=/bin", "PMI2_X=", "PMIX_NAMESPACE=n", "PMIX_MCA_gds=hash", "PMI_DEBUG=1", "MPI_LOCALNRANKS=2", "OMPI_COMM_WORLD_RANK=1", "OMPI_MCA_btl=tcp", "PMIRANK=1", "I_MPI_PMI_LIBRARY=/slurm/libpmi.so", "I_MPI_FABRICS=shm"}
+	if diff := cmp.Diff(withoutManagers(env), []string{"PATH=/bin", "PMIX_MCA_gds=hash", "PMI_DEBUG=1", "OMPI_MCA_btl=tcp", "PMIRANK=1", "I_MPI_FABRICS=shm"}); diff != "" {
 		t.Errorf("-got +want:\n%s", diff)
 	}
 }

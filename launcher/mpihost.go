@@ -137,6 +137,9 @@ func (h *localHost) mpiWorld(of agentwire.World, m meeting) (*procman.World, err
 func withoutManagers(env []string) []string {
 	return slices.DeleteFunc(env, func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
+		if name == "I_MPI_PMI_LIBRARY" || name == "I_MPI_PMI" { // by which modules have Intel MPI use Slurm's
+			return true
+		}
 		if name == "PMI_DEBUG" || strings.HasPrefix(name, "PMIX_MCA_") {
 			return false
 		}
@@ -165,4 +168,25 @@ func (r *runner) aborted(e agentEvent) {
 		r.failed, r.acct.Reason = e.rank, ReasonFailed
 	}
 	r.end(ReasonFailed, syscall.SIGTERM, syscall.SIGKILL)
+}
+
+// tellSilent says which programs are linked with MPI although none of their ranks has asked for its place: where they called MPI_Init, their library asks another
+// process manager, and each of them was alone.
+func (r *runner) tellSilent() {
+	for _, w := range r.plan.mpiWorlds() {
+		told := map[int]bool{}
+		for _, run := range w.Runs {
+			prog := r.plan.Apps[run.App].Program
+			library := r.plan.Programs[prog].MPI
+			silent := run.Ranks > 1 && library != "" && !told[prog]
+			for rank := run.First; silent && rank < run.First+run.Ranks; rank++ {
+				a := &r.acct.Ranks[rank]
+				silent = a.done && a.Stopped == "" && a.status == exitStatus{MPI: procman.Departure{Silent: true}}
+			}
+			if silent {
+				told[prog] = true
+				r.say("%s is linked with MPI (%s), and no rank asked for its place by %s: if it called MPI_Init, each rank was alone, rank 0 of 1 (--mpi)", shellQuote(r.plan.Programs[prog].Name), library, w.Dialect)
+			}
+		}
+	}
 }

@@ -783,6 +783,7 @@ func (r *runner) wind() {
 	killed := make([]int, len(r.hosts))
 	r.eachHost(func(i int, h hostAgent) { killed[i] = h.reap() })
 	r.sayRemoved()
+	r.tellSilent()
 	for i, h := range r.hosts {
 		a.LeftOver += killed[i]
 		for k := range a.Ranks {

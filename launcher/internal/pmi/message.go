@@ -64,6 +64,10 @@ func parse(line string) (*command, error) {
 		if rest == "" {
 			break
 		}
+		if value, is := strings.CutPrefix(rest, "value="); is && c.name == "put" {
+			c.args = append(c.args, arg{"value", value}) // older clients write spaces as they are; nothing comes behind it
+			break
+		}
 		end := 0
 		for end < len(rest) && rest[end] != ' ' {
 			if rest[end] == '\\' && end+1 < len(rest) {

@@ -176,6 +176,8 @@ func TestAnswers(t *testing.T) {
 		{"cmd=get kvsname=gorun_j1 key=a", "cmd=get_result rc=0 msg=success value=b=c"},
 		{"cmd=put key=a value=x\\ y\\\\z", "cmd=put_result rc=0 msg=success"},
 		{"cmd=get key=a", "cmd=get_result rc=0 msg=success value=x\\ y\\\\z"},
+		{"cmd=put key=a value=x y = z ", "cmd=put_result rc=0 msg=success"},
+		{"cmd=get key=a", "cmd=get_result rc=0 msg=success value=x y = z "},
 		{"cmd=put kvsname=other key=a value=b", "cmd=put_result rc=1 info=fail msg=there_is_no_other_space_of_keys_than_gorun_j1"},
 		{"cmd=get kvsname=other key=a", "cmd=get_result rc=1 msg=there_is_no_other_space_of_keys_than_gorun_j1 value=unknown"},
 		{"cmd=get kvsname=gorun_j1 key=b", "cmd=get_result rc=1 msg=no_rank_has_put_b value=unknown"},
@@ -256,7 +258,7 @@ func TestEnded(t *testing.T) {
 		want procman.Departure
 		ends bool // the job
 	}{
-		{"nothing said", nil, procman.Departure{}, false},
+		{"nothing said", nil, procman.Departure{Silent: true}, false},
 		{"in order", []string{initText, "cmd=finalize"}, procman.Departure{}, false},
 		{"before the end", []string{initText}, procman.Departure{Unfinished: true}, false},
 		{"begun again", []string{initText, "cmd=finalize", initText}, procman.Departure{Unfinished: true}, false},
@@ -264,13 +266,13 @@ func TestEnded(t *testing.T) {
 		{"abort", []string{initText, "cmd=abort exitcode=7"}, procman.Departure{Unfinished: true, Aborted: true, Code: 7}, true},
 		{"abort with a word", []string{initText, "cmd=abort exitcode=-1 message=no\\ room\\\\"}, procman.Departure{Unfinished: true, Aborted: true, Code: -1, Text: `no room\`}, true},
 		{"abort, as MPICH says", []string{initText, "cmd=abort exitcode=0 message=abort"}, procman.Departure{Unfinished: true, Aborted: true}, true},
-		{"abort twice", []string{"cmd=abort exitcode=7", "cmd=abort exitcode=7"}, procman.Departure{Aborted: true, Code: 7}, true},
-		{"rubbish", []string{"hello"}, procman.Departure{Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: no command: \"hello\""}, true},
+		{"abort twice", []string{"cmd=abort exitcode=7", "cmd=abort exitcode=7"}, procman.Departure{Silent: true, Aborted: true, Code: 7}, true},
+		{"rubbish", []string{"hello"}, procman.Departure{Silent: true, Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: no command: \"hello\""}, true},
 		{"an unknown command", []string{initText, "cmd=dance"}, procman.Departure{Unfinished: true, Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: the command \"dance\" is not known"}, true},
-		{"PMI 2", []string{"cmd=init pmi_version=2 pmi_subversion=0"}, procman.Departure{Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: it speaks PMI 2"}, true},
-		{"two barriers", []string{"cmd=barrier_in", "cmd=barrier_in"}, procman.Departure{Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: it enters a barrier while it waits in one"}, true},
+		{"PMI 2", []string{"cmd=init pmi_version=2 pmi_subversion=0"}, procman.Departure{Silent: true, Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: it speaks PMI 2"}, true},
+		{"two barriers", []string{"cmd=barrier_in", "cmd=barrier_in"}, procman.Departure{Silent: true, Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: it enters a barrier while it waits in one"}, true},
 		{"an endless line", []string{"cmd=put key=a value=" + strings.Repeat("x", maxCommand)},
-			procman.Departure{Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: more than 262144 bytes at once: \"cmd=put key=a value=" + strings.Repeat("x", 40) + "\""}, true},
+			procman.Departure{Silent: true, Fault: "does not speak PMI 1.1 on the descriptor in PMI_FD: more than 262144 bytes at once: \"cmd=put key=a value=" + strings.Repeat("x", 40) + "\""}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := newJob(t, 0, 0, 0)
@@ -286,7 +288,7 @@ func TestEnded(t *testing.T) {
 			}
 			select {
 			case e := <-j.ends:
-				e.why.Unfinished = c.want.Unfinished // that is known later
+				e.why.Unfinished, e.why.Silent = c.want.Unfinished, c.want.Silent // that is known later
 				if diff := cmp.Diff(e.why, c.want); !c.ends || e.rank != 0 || diff != "" {
 					t.Errorf("rank %d ends the job, want that: %v (-got +want):\n%s", e.rank, c.ends, diff)
 				}

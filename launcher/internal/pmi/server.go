@@ -439,7 +439,7 @@ func (s *server) Ended(number int) procman.Departure {
 	s.mu.Lock()
 	r.ended, r.last = true, false
 	why := r.departed
-	why.Unfinished = r.state == begun
+	why.Unfinished, why.Silent = r.state == begun, r.state == silent
 	s.mu.Unlock()
 	s.tryFence()
 	return why

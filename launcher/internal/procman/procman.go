@@ -56,11 +56,12 @@ func (w *World) HostsOf(ranks []int) []int {
 	return slices.Compact(hosts)
 }
 
-// Departure says how a rank took leave of its process manager. The zero value is one that did so in order, or never said a word.
+// Departure says how a rank took leave of its process manager. The zero value is one that did so in order.
 type Departure struct {
 	Aborted    bool   `json:",omitempty"` // it called MPI_Abort
 	Code       int    `json:",omitempty"` // with this code
 	Text       string `json:",omitempty"` // and this reason, if it gave one
+	Silent     bool   `json:",omitempty"` // it has never begun
 	Unfinished bool   `json:",omitempty"` // it had begun (MPI_Init) and its process ended before MPI_Finalize
 	Fault      string `json:",omitempty"` // what it said that a process manager does not understand; reads after "rank 3 "
 }
