@@ -102,6 +102,28 @@ func address(ip netip.Addr, held []ifAddr) agentwire.Address {
 	return a
 }
 
+// addrOf is the address of one end of a connection, if it has one.
+func addrOf(a net.Addr) (netip.Addr, bool) {
+	ap, err := netip.ParseAddrPort(a.String())
+	return ap.Addr().Unmap(), err == nil
+}
+
+// outwardAddr is the address by which this host would speak to the world; nothing is sent.
+func outwardAddr() netip.Addr {
+	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // addresses of documentation
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			continue
+		}
+		a, ok := addrOf(c.LocalAddr())
+		c.Close()
+		if ok {
+			return a
+		}
+	}
+	return loopback
+}
+
 // interfaceAddrs are the addresses of this host's interfaces that are up, in the kernel's order, without those of IPv6 that are temporary,
 // deprecated or not yet confirmed. The kernel is asked twice for all: a host may have hundreds of interfaces, and /sys may be of another network
 // namespace.

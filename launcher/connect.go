@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/netip"
 	"os"
 	"runtime/debug"
 	"slices"
@@ -549,81 +547,4 @@ func tellSending(say func(line string)) func(host string, sent, size int) {
 		}
 		say(fmt.Sprintf("sending gorun to %s: %d MiB are left", where, (sum+1<<20-1)>>20))
 	}
-}
-
-func addrOf(a net.Addr) (netip.Addr, bool) {
-	ap, err := netip.ParseAddrPort(a.String())
-	return ap.Addr().Unmap(), err == nil
-}
-
-// outwardAddr is the address by which this host would speak to the world; nothing is sent.
-func outwardAddr() netip.Addr {
-	for _, to := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} { // addresses of documentation
-		c, err := net.Dial("udp", to)
-		if err != nil {
-			continue
-		}
-		a, ok := addrOf(c.LocalAddr())
-		c.Close()
-		if ok {
-			return a
-		}
-	}
-	return loopback
-}
-
-// freePort is a port of a range that is free now on an address, for TCP and UDP; 0, any, without a range.
-func freePort(on netip.Addr, from, to int) (uint16, error) {
-	if from == 0 {
-		return 0, nil
-	}
-	for port := from; port <= to; port++ {
-		at := netip.AddrPortFrom(on, uint16(port))
-		l, err := net.Listen("tcp", at.String())
-		if err != nil {
-			continue
-		}
-		c, err := net.ListenPacket("udp", at.String())
-		l.Close()
-		if err == nil {
-			c.Close()
-			return uint16(port), nil
-		}
-	}
-	return 0, fmt.Errorf("no port from %d to %d is free on %v (--port-range)", from, to, on)
-}
-
-// doubt takes note that gossip holds a host for dead.
-func (r *runner) doubt(host int) {
-	if host < 0 || host >= len(r.hosts) {
-		return
-	}
-	if h, ok := r.hosts[host].(*remoteHost); ok {
-		h.doubted.Store(time.Now().UnixNano())
-	}
-}
-
-// unreached takes note that the network between two hosts is cut, although gorun reaches both: the job cannot go on.
-func (r *runner) unreached(by, host int) {
-	if host < 0 || host >= len(r.hosts) {
-		return
-	}
-	if h, ok := r.hosts[host].(*remoteHost); ok {
-		h.lost(fmt.Errorf("host %s has not reached it for %v; gorun does", r.plan.Hosts[by].Name, silentAgreed))
-	} else if h, ok := r.hosts[by].(*remoteHost); ok {
-		h.lost(fmt.Errorf("it has not reached host %s for %v; gorun reaches it", r.plan.Hosts[host].Name, silentAgreed))
-	}
-}
-
-// confirm answers this host's node, which holds a host for dead.
-func (r *runner) confirm(host int) bool {
-	r.doubt(host)
-	if h, ok := r.hosts[host].(*remoteHost); ok {
-		select {
-		case <-h.gone:
-			return true
-		default:
-		}
-	}
-	return false
 }
