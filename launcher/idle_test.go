@@ -99,7 +99,7 @@ func TestIdleSource(t *testing.T) {
 
 // Each option is known to need another, or to work alone.
 func TestNeedsAreComplete(t *testing.T) {
-	alone := strings.Fields(`job.np job.program job.args -H launch.hostfile launch.oversubscribe launch.bind_to -x job.wdir job.device output.timestamp output.merge output.dir
+	alone := strings.Fields(`job.np job.program job.args -H launch.hostfile launch.oversubscribe launch.bind_to -x job.wdir job.device job.env_like job.mpi output.timestamp output.merge output.dir
 		launch.timeout launch.kill_grace launch.on_fail launch.restarts launch.report launch.keep_launcher_env`)
 	for _, o := range JobOptions {
 		id := optionID(&o)
