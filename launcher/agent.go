@@ -281,8 +281,12 @@ func (a *agent) forkOne(i int) error {
 	if a.cfg.onFork != nil {
 		a.cfg.onFork(r.rank)
 	}
-	unix.Close(outW)
-	if !a.cfg.merge {
+	if outW != errW {
+		unix.Close(outW)
+	}
+	if r.mpi != nil && err == nil {
+		r.mpi.started(errW)
+	} else {
 		unix.Close(errW)
 	}
 	pidfd := -1
@@ -302,6 +306,7 @@ func (a *agent) forkOne(i int) error {
 		if errR >= 0 {
 			unix.Close(errR)
 		}
+		r.mpi.close()
 		return err
 	}
 	a.mu.Lock()
@@ -320,6 +325,7 @@ func (a *agent) forkOne(i int) error {
 		syscall.Kill(-pid, sig)
 	}
 	if err := a.watchRank(i, pidfd, outR, errR); err != nil {
+		r.mpi.close()
 		// Nothing would tell of its end: it counts as not started, and ends here.
 		a.mu.Lock()
 		a.pids[i] = 0

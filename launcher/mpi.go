@@ -10,6 +10,7 @@ import (
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/pmi"
+	"github.com/gorun-dev/gorun/launcher/internal/pmix"
 	"github.com/gorun-dev/gorun/launcher/internal/procman"
 	"github.com/gorun-dev/gorun/rankenv"
 )
@@ -24,7 +25,8 @@ const (
 
 // mpiServers are the process managers that gorun can be.
 var mpiServers = map[string]func(procman.World) (procman.Server, error){
-	MPIPMI: pmi.Serve,
+	MPIPMI:  pmi.Serve,
+	MPIPMIx: pmix.Serve,
 }
 
 // planMPI decides what MPI_Init finds in the ranks of each app.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -68,11 +69,48 @@ func mpiLibraries(programs []Program) []string {
 type mpiRank struct {
 	server procman.Server
 	rank   int // in its world
+
+	mu     sync.Mutex
+	stderr *os.File // the write end of the pipe that is the rank's; nil: it was not started, or has ended
+}
+
+// started takes note that the rank was started, and takes over the write end of the pipe that is its stderr.
+func (m *mpiRank) started(stderr int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stderr = os.NewFile(uintptr(stderr), "stderr")
+}
+
+// say writes what the rank's process manager is to show for it.
+func (m *mpiRank) say(text string) {
+	m.mu.Lock()
+	f := m.stderr
+	m.mu.Unlock()
+	if f != nil {
+		f.WriteString(text) // none reads it any more if it fails
+	}
 }
 
 func (m *mpiRank) files() ([]*os.File, error) { return m.server.Files(m.rank) }
 
-func (m *mpiRank) ended() procman.Departure { return m.server.Ended(m.rank) }
+// ended takes note that the rank's process has ended, and says how it had left.
+func (m *mpiRank) ended() procman.Departure {
+	defer m.close()
+	return m.server.Ended(m.rank)
+}
+
+// close lets go of the rank's stderr, so that it has an end. m may be nil.
+func (m *mpiRank) close() {
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stderr != nil {
+		m.stderr.Close() // when who writes there is through
+		m.stderr = nil
+	}
+}
 
 // serveMPI starts the process managers that ranks of this host are to find.
 func (h *localHost) serveMPI(m meeting) error {
@@ -92,6 +130,12 @@ func (h *localHost) serveMPI(m meeting) error {
 		if serve == nil {
 			return fmt.Errorf("process manager %q is not known", of.Dialect)
 		}
+		says := map[int]*mpiRank{}
+		for _, rank := range local {
+			says[rank] = &mpiRank{rank: rank}
+		}
+		w.Say = func(rank int, text string) { says[rank].say(text) }
+		w.Remove = func(path string) { _ = h.keeper.Remove(path) } // if it is gone the watcher knows
 		server, err := serve(*w)
 		if err != nil {
 			return err
@@ -100,8 +144,11 @@ func (h *localHost) serveMPI(m meeting) error {
 		for _, rank := range local {
 			i := slices.IndexFunc(h.cfg.ranks, func(r agentRank) bool { return r.rank == w.Ranks[rank] })
 			r := &h.cfg.ranks[i]
-			r.mpi = &mpiRank{server, rank}
-			r.env = append(withoutManagers(r.env), server.Environ(rank)...)
+			r.mpi = says[rank]
+			r.mpi.server = server
+			// What it says of MPI libraries' settings is for want of the user's.
+			env := withoutManagers(r.env)
+			r.env = append(env, without(server.Environ(rank), setNames(env, nil))...)
 		}
 	}
 	return nil
