@@ -71,7 +71,7 @@ func mpiDialect(library string) string {
 		return MPIPMI
 	case err != nil || stem == "libmpi_abi": // which implementation it is cannot be told from the name
 		return ""
-	case major >= 20: // Open MPI 2 and later
+	case major >= 40: // Open MPI 3 and later
 		return MPIPMIx
 	case major == 12: // what MPICH and those made of it have agreed on
 		return MPIPMI
@@ -93,17 +93,9 @@ func (p *Plan) MPINotes() []string {
 			continue
 		}
 		told[a.Program] = true
-		notes = append(notes, fmt.Sprintf("%s is linked with MPI (%s): %s, each rank would be alone, rank 0 of 1; start it with its own mpirun", shellQuote(prog.Name), prog.MPI, unserved(prog.MPI)))
+		notes = append(notes, fmt.Sprintf("%s is linked with MPI (%s): gorun does not know which process manager it asks for (--mpi), each rank would be alone, rank 0 of 1; start it with its own mpirun", shellQuote(prog.Name), prog.MPI))
 	}
 	return notes
-}
-
-// unserved says why programs that are linked with a library find no process manager.
-func unserved(library string) string {
-	if mpiDialect(library) == MPIPMIx {
-		return "gorun does not speak PMIx"
-	}
-	return "gorun does not know which process manager it asks for (--mpi)"
 }
 
 // hasPMI reports whether ranks of an app are given a process manager's variables: the user has kept them.

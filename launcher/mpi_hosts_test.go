@@ -11,8 +11,8 @@ import (
 	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
 )
 
-// MPICH's programs find each other on several hosts, and end together there.
-func TestMPICHOnHosts(t *testing.T) {
+// Programs with MPI find each other on several hosts, and end together there.
+func TestMPIOnHosts(t *testing.T) {
 	prog := mpiProgram(t, "mpicc.mpich")
 	h := testhosts.New(t, 3, testhosts.Options{})
 	for i := range h.Hosts {
@@ -80,4 +80,18 @@ func TestMPICHOnHosts(t *testing.T) {
 			}
 		})
 	}
+	t.Run("Open MPI", func(t *testing.T) {
+		prog := mpiProgram(t, "mpicc.openmpi")
+		for i := range h.Hosts {
+			if err := copyProgram(prog.Path, h.Path(i, "/root/openmpi")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check(t, newHostsJob(t, h, 2, "--map-by", "node", "-np", "5", "/root/openmpi", "quit"), "h1", "h2", "h3", "h1", "h2")
+		j := newHostsJob(t, h, 2, "/root/openmpi", "abort", "3", "7")
+		const want = `(?m)^gorun: rank 3 \(host h2, pid \d+\) called MPI_Abort with code 7 after `
+		if got := j.run(); got != 7 || !regexp.MustCompile(want).MatchString(j.err.String()) {
+			t.Errorf("exit code %d; stderr %s, want %s", got, j.err.String(), want)
+		}
+	})
 }

@@ -35,7 +35,7 @@ func TestMPIChoice(t *testing.T) {
 	gcc := toolFor(t, "gcc")
 	dir := t.TempDir()
 	made := map[string]Program{}
-	for _, lib := range []string{"libmpi.so.1", "libmpich.so.10", "libmpi.so.12", "libmpifort.so.12", "libmpir.so.23", "libmpi.so.40", "libmpi_abi.so.0"} {
+	for _, lib := range []string{"libmpi.so.1", "libmpich.so.10", "libmpi.so.12", "libmpifort.so.12", "libmpir.so.23", "libmpi.so.20", "libmpi.so.40", "libmpi_abi.so.0"} {
 		file := needing(t, gcc, dir, "with "+lib, lib)
 		prog, err := FindProgram(file, "")
 		if err != nil {
@@ -73,6 +73,10 @@ func TestMPIChoice(t *testing.T) {
 	}{
 		{name: "MPICH", apps: []App{app(2, made["libmpich.so.10"], "")}, want: []string{"pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}},
 		{name: "its common name", apps: []App{app(2, made["libmpi.so.12"], "auto")}, want: []string{"pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}},
+		{name: "Open MPI", apps: []App{app(2, made["libmpi.so.40"], "")}, want: []string{"pmix"}, worlds: []agentwire.World{{Dialect: "pmix", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}},
+		{name: "two kinds", apps: []App{app(2, made["libmpi.so.40"], ""), app(1, made["libmpi.so.12"], ""), app(1, script, "pmix")}, want: []string{"pmix", "pmi", "pmix"}, worlds: []agentwire.World{
+			{Dialect: "pmix", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}, {First: 3, Ranks: 1, App: 2}}}, {Dialect: "pmi", Runs: []agentwire.Run{{First: 2, Ranks: 1, App: 1}}}}},
+		{name: "Open MPI 2", apps: []App{app(2, made["libmpi.so.20"], "")}, want: []string{""}, notes: []string{alone("libmpi.so.20")}},
 		{name: "Fortran", apps: []App{app(1, made["libmpifort.so.12"], "")}, want: []string{"pmi"}, worlds: []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 1, App: 0}}}}},
 		{name: "off", apps: []App{app(2, made["libmpi.so.12"], "off")}, want: []string{""}},
 		{name: "off for the job", apps: []App{app(2, made["libmpi.so.12"], "")}, job: Job{MPI: "off"}, want: []string{""}},

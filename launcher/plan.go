@@ -418,11 +418,13 @@ func (j Job) planRemote(p *Plan, f Facts, settings [][]Setting) error {
 			p.Remote.Stage = append(p.Remote.Stage, s)
 		}
 	}
+	_, removed := rankenv.Scrub(f.Environ)
+	foreign := setNames(removed, nil)
 	for _, kv := range without(f.Environ, nil) {
 		name, _, _ := strings.Cut(kv, "=")
 		// A rank's own value wins over it.
 		set := !slices.ContainsFunc(settings, func(of []Setting) bool { return !sets(of, name) })
-		if !set && (forwarded(name) || inheritAll(settings, name)) {
+		if !set && (forwarded(name) && !foreign[name] || inheritAll(settings, name)) {
 			p.Remote.Forward = append(p.Remote.Forward, kv)
 		}
 	}
@@ -430,10 +432,10 @@ func (j Job) planRemote(p *Plan, f Facts, settings [][]Setting) error {
 	return nil
 }
 
-// forwarded names the variables that ranks on other hosts get without being asked for: settings of the collectives' libraries and
+// forwarded names the variables that ranks on other hosts get without being asked for: settings of the collectives' libraries, of Open MPI and
 // of gorun's own that ranks read. All else there is the host's own, PATH and LD_LIBRARY_PATH above all.
 func forwarded(name string) bool {
-	if strings.HasPrefix(name, "NCCL_") || strings.HasPrefix(name, "MCCL_") {
+	if strings.HasPrefix(name, "NCCL_") || strings.HasPrefix(name, "MCCL_") || strings.HasPrefix(name, "OMPI_MCA_") {
 		return true
 	}
 	return name != "GORUN_DEVICE" && slices.ContainsFunc(rankenv.Vars, func(v rankenv.Var) bool { return v.By != rankenv.ByGorun && v.Name == name }) ||

@@ -231,6 +231,26 @@ func TestPlanHosts(t *testing.T) {
 	}
 }
 
+// Settings of Open MPI reach the ranks of other hosts, unless its mpirun has made them.
+func TestOpenMPISettingsAreForwarded(t *testing.T) {
+	for _, mpirun := range []bool{false, true} {
+		f := Facts{Programs: []Program{{Name: "prog", Path: "/prog"}}, Host: "here", Dir: "/", Environ: []string{"OMPI_MCA_btl=^tcp"}}
+		var want []string
+		if mpirun {
+			f.Environ = append(f.Environ, "OMPI_COMM_WORLD_RANK=0")
+		} else {
+			want = f.Environ
+		}
+		p, err := Job{Apps: []App{{NP: 2, Program: "prog"}}, Hosts: []Host{{Name: "a", Addr: "a"}, {Name: "b", Addr: "b"}}}.Plan(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(p.Remote.Forward, want) {
+			t.Errorf("under mpirun %v: %q, want %q", mpirun, p.Remote.Forward, want)
+		}
+	}
+}
+
 // Which hosts a plan has, how many ranks run on each, and which one is local.
 func TestPlanPlacement(t *testing.T) {
 	hosts := func(list string) []Host {

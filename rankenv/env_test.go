@@ -170,6 +170,14 @@ func TestScrub(t *testing.T) {
 	if diff := cmp.Diff(removed, drop); diff != "" {
 		t.Errorf("removed: got -, want +:\n%s", diff)
 	}
+	// Settings of Open MPI stay, unless its mpirun has made them.
+	settings := []string{"OMPI_MCA_btl=^tcp", "OMPI_MCA_pml=ob1"}
+	if kept, _ := rankenv.Scrub(settings); !slices.Equal(kept, settings) {
+		t.Errorf("of Open MPI's settings are kept: %q", kept)
+	}
+	if kept, _ := rankenv.Scrub(append(settings, "OMPI_COMM_WORLD_RANK=1")); len(kept) != 0 {
+		t.Errorf("of what mpirun has set is kept: %q", kept)
+	}
 	// A rank of gorun that starts gorun again leaves nothing of its place behind.
 	e := rankenv.Env{Job: "j", Size: 2, LocalSize: 2, Nodes: 1, Control: "c", MasterAddr: "h", MasterPort: 1, RunID: "r", GPU: "0"}
 	if kept, _ := rankenv.Scrub(e.Environ()); len(kept) != 0 {

@@ -79,7 +79,7 @@ type Pattern struct {
 
 // Foreign is what Scrub removes: variables by which a program would take itself for a rank of another
 // launcher's job. What describes an allocation (SLURM_JOB_ID, SLURM_JOB_NODELIST) or a user's setting
-// (OMP_NUM_THREADS, NCCL_*, I_MPI_*) stays.
+// (OMP_NUM_THREADS, NCCL_*, I_MPI_*; OMPI_MCA_*, where no mpirun has set them) stays.
 var Foreign = []Pattern{
 	{"PMI_*", "hydra"}, {"PMI2_*", "hydra"}, {"HYDI_*", "hydra"}, {"HYDRA_*", "hydra"}, {"MPI_LOCAL*", "hydra"},
 	{"MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "hydra"}, {"GFORTRAN_UNBUFFERED_PRECONNECTED", "hydra"},

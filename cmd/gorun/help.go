@@ -203,7 +203,8 @@ NCCL uses one interface then; to use several, name them in NCCL_SOCKET_IFNAME.
 	}
 	b.WriteString(`
 Ranks on this host inherit gorun's environment, without what another launcher left
-over (--keep-launcher-env keeps it, -x NAME keeps one):
+over (--keep-launcher-env keeps it, -x NAME keeps one; OMPI_MCA_* stay where no mpirun
+has set them):
 
 `)
 	line := " "
@@ -262,7 +263,7 @@ a word of CMD has %h it stands for the host (%r user, %p port), and only the lin
   --rsh 'kubectl exec -i %h -- /bin/sh -c'
 The hosts must still reach each other by IP, unless there is one alone.
 
-Ranks on other hosts have the environment of a login there and NCCL_*, MCCL_*,
+Ranks on other hosts have the environment of a login there and NCCL_*, MCCL_*, OMPI_MCA_*,
 GLOO_SOCKET_IFNAME, GORUN_*_LIB, -x NAME, -x NAME=VALUE and [env] of here; not PATH, LD_LIBRARY_PATH or HOME.
 
 A program that is given by its path, or as a Go package, is sent to each host that lacks
