@@ -16,3 +16,10 @@ func SetStraight(c *Comm, on bool) {
 
 // GoesStraight reports whether a call does.
 func GoesStraight(c *Comm, call Call) bool { return c.lib != nil && c.lib.straight(&call) }
+
+// HoldStep is a step on the host platform that lasts until end is called.
+func HoldStep(c *Comm) (end func()) {
+	h := c.be.(*host)
+	h.mu.Lock()
+	return h.mu.Unlock
+}

@@ -286,6 +286,13 @@ func (h *host) broken() error {
 	return nil
 }
 
+// notice sees a failure that a member has told, after the step that is under way: none writes to members' memory any more.
+func (h *host) notice() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.broken()
+}
+
 func (h *host) toldError() error {
 	code, rank, text := h.seg.told()
 	if code == 0 {

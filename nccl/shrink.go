@@ -16,6 +16,9 @@ import (
 // *bootstrap.RankError, which has the rank in the job). All others call it with the same ranks, else all get an error (ErrMismatch), as when one that is
 // not excluded has ended (ErrRank), or does not come before ctx ends or the communicator's timeout. After such an error all may call it again.
 //
+// On the host platform members write to each other's buffers, and after a failure one may be in the middle of it. When Shrink returns, no member of the new
+// communicator is.
+//
 // This communicator stays as it is; close it (one that has failed, also before). After a failure take new streams for the new one: those of a failed communicator tell its failure.
 // A library that can (NCCL 2.27.3) makes the new one from a communicator that works.
 func (c *Comm) Shrink(ctx context.Context, exclude []int) (*Comm, error) {
@@ -50,6 +53,9 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int) (*Comm, error) {
 	meeting := fmt.Sprintf("%s shrink %d", c.key, c.shrinks)
 	if err := c.agreeShrink(ctx, meeting, leave); err != nil {
 		return fail(err)
+	}
+	if h, ok := c.be.(*host); ok {
+		h.notice()
 	}
 	if c.failed.Load() != nil {
 		c.waitEnded() // its abort comes first

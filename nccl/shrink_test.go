@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -76,6 +77,36 @@ func TestLibraryShrink(t *testing.T) {
 			}, nil, nil, "FAKE_LOG="+log)
 		})
 	}
+}
+
+// A member may be in the middle of a step that writes to the others' memory when one of them gives up. Who has shrunk may use its memory.
+func TestShrinkAwaitsSteps(t *testing.T) {
+	var over atomic.Bool
+	ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		return with(ctx, job, nil, func(w *world) error {
+			if job.Rank() == 1 {
+				end := nccl.HoldStep(w.comm)
+				time.AfterFunc(300*time.Millisecond, func() {
+					over.Store(true)
+					end()
+				})
+			}
+			if err := job.Barrier(ctx); err != nil {
+				return err
+			}
+			if job.Rank() == 0 {
+				w.comm.Abort(errors.New("enough"))
+			}
+			part, err := w.comm.Shrink(ctx, nil)
+			if err != nil {
+				return err
+			}
+			if !over.Load() {
+				err = fmt.Errorf("rank %d has shrunk in the middle of rank 1's step", job.Rank())
+			}
+			return errors.Join(err, part.Close())
+		})
+	})
 }
 
 const shrinkCulprit = 1
