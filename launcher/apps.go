@@ -39,8 +39,9 @@ type PlanApp struct {
 
 	MPI string `json:"mpi,omitempty"` // the process manager that they find, MPIPMI or MPIPMIx; "": none
 
-	mpiWish string   // which the user wants, MPIAuto if it was not said
-	inherit []string // what those on the local host inherit, without what Env sets
+	script  ScriptMPI // that they run
+	mpiWish string    // which the user wants, MPIAuto if it was not said
+	inherit []string  // what those on the local host inherit, without what Env sets
 }
 
 // Programs are the names of the job's programs, in the order in which they were given; none if it names no program.

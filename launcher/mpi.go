@@ -30,7 +30,7 @@ var mpiServers = map[string]func(procman.World) (procman.Server, error){
 }
 
 // planMPI decides what MPI_Init finds in the ranks of each app.
-func (p *Plan) planMPI(apps []App) error {
+func (p *Plan) planMPI(apps []App, f Facts) error {
 	for i := range p.Apps {
 		a := &p.Apps[i]
 		choice := apps[i].MPI
@@ -38,6 +38,9 @@ func (p *Plan) planMPI(apps []App) error {
 			choice = MPIAuto
 		}
 		a.mpiWish = choice
+		if i < len(f.Scripts) {
+			a.script = f.Scripts[i]
+		}
 		switch choice {
 		case MPIOff:
 			continue
@@ -53,9 +56,13 @@ func (p *Plan) planMPI(apps []App) error {
 	return nil
 }
 
-// autoMPI is the process manager for an app's ranks, as the program's library asks for.
+// autoMPI is the process manager for an app's ranks, as the library of the program asks for, or of its script's mpi4py.
 func (p *Plan) autoMPI(app int) string {
-	choice := mpiDialect(p.Programs[p.Apps[app].Program].MPI)
+	library := p.Programs[p.Apps[app].Program].MPI
+	if library == "" {
+		library = p.Apps[app].script.Library
+	}
+	choice := mpiDialect(library)
 	if mpiServers[choice] == nil || p.hasPMI(app) {
 		return ""
 	}
@@ -79,8 +86,11 @@ func mpiDialect(library string) string {
 	return ""
 }
 
-// MPINotes say which programs of a job of several ranks are linked with MPI although gorun cannot tell their ranks of each other, a line each: MPI_Init
-// then makes a job of one rank, without an error.
+// unserved says what comes of it that a library is none that is known.
+const unserved = "gorun does not know which process manager it asks for (--mpi), each rank would be alone, rank 0 of 1; start it with its own mpirun"
+
+// MPINotes say which programs of a job of several ranks are linked with MPI, or import mpi4py, although gorun cannot tell their ranks of each other, a line each:
+// MPI_Init then makes a job of one rank, without an error.
 func (p *Plan) MPINotes() []string {
 	var notes []string
 	if len(p.Ranks) < 2 {
@@ -89,11 +99,22 @@ func (p *Plan) MPINotes() []string {
 	told := map[int]bool{}
 	for i, a := range p.Apps {
 		prog := p.Programs[a.Program]
-		if prog.MPI == "" || a.MPI != "" || a.mpiWish == MPIOff || told[a.Program] || p.hasPMI(i) {
+		if a.MPI != "" || a.mpiWish == MPIOff || told[a.Program] || p.hasPMI(i) {
+			continue
+		}
+		if s := a.script; s.Script != "" {
+			text := "imports mpi4py, whose library is not found: each rank would be alone, rank 0 of 1; give --mpi pmi (MPICH, Intel MPI) or --mpi pmix (Open MPI)"
+			if s.Library != "" {
+				text = fmt.Sprintf("imports mpi4py (%s): %s", s.Library, unserved)
+			}
+			notes = append(notes, shellQuote(s.Script)+" "+text)
+			continue
+		}
+		if prog.MPI == "" {
 			continue
 		}
 		told[a.Program] = true
-		notes = append(notes, fmt.Sprintf("%s is linked with MPI (%s): gorun does not know which process manager it asks for (--mpi), each rank would be alone, rank 0 of 1; start it with its own mpirun", shellQuote(prog.Name), prog.MPI))
+		notes = append(notes, fmt.Sprintf("%s is linked with MPI (%s): %s", shellQuote(prog.Name), prog.MPI, unserved))
 	}
 	return notes
 }
@@ -146,7 +167,11 @@ func (p *Plan) writeMPI(b *strings.Builder) {
 			ranks = append(ranks, rankRange(r.First, r.Ranks)...)
 			prog := p.Programs[p.Apps[r.App].Program]
 			text := shellQuote(prog.Name) + " is linked with " + prog.MPI
-			if prog.MPI == "" {
+			switch s := p.Apps[r.App].script; {
+			case prog.MPI != "":
+			case s.Library != "" && p.Apps[r.App].mpiWish == MPIAuto:
+				text = fmt.Sprintf("%s imports mpi4py, which is linked with %s", shellQuote(s.Script), s.Library)
+			default:
 				text = "--mpi " + w.Dialect
 			}
 			if !slices.Contains(why, text) {

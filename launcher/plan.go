@@ -92,14 +92,15 @@ var AtLaunch = []string{"GORUN_JOB_ID", "GORUN_CONTROL", "MASTER_ADDR", "MASTER_
 
 // Facts are what a plan depends on beside the job.
 type Facts struct {
-	Programs   []Program  // the job's, in the order of Job.Programs; those that are missing are none of this host
-	Host       string     // this host's name
-	Dir        string     // the current directory, absolute
-	Environ    []string   // gorun's environment
-	Hostfile   []Host     // what is in the job's hostfile
-	Allocation Allocation // what a resource manager gave
-	GPUs       int        // how many this host has
-	Machine    *Machine   // what this host has for its ranks; nil: none of them is bound
+	Programs   []Program   // the job's, in the order of Job.Programs; those that are missing are none of this host
+	Scripts    []ScriptMPI // what their scripts say of MPI, likewise; may be shorter
+	Host       string      // this host's name
+	Dir        string      // the current directory, absolute
+	Environ    []string    // gorun's environment
+	Hostfile   []Host      // what is in the job's hostfile
+	Allocation Allocation  // what a resource manager gave
+	GPUs       int         // how many this host has
+	Machine    *Machine    // what this host has for its ranks; nil: none of them is bound
 }
 
 // Plan works the job out. It touches nothing: the same job and facts give the same plan.
@@ -154,7 +155,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	}
 	p.planRanks(on, apps, f, settings, j.EnvLike)
 	p.planInherited(j, f, settings)
-	if err := p.planMPI(apps); err != nil {
+	if err := p.planMPI(apps, f); err != nil {
 		return nil, err
 	}
 	if err := p.placeLocal(f.Machine); err != nil {

@@ -6,11 +6,13 @@ process manager on each host. MPICH, Intel MPI and MVAPICH2 (libmpich.so.*, libm
 ask by PMI 1.1, Open MPI 4 and 5 (libmpi.so.40) by PMIx.
 
   --mpi auto    as the program's library asks for (default); programs without MPI get nothing
-  --mpi pmi     PMI for every rank, where MPI cannot be seen in the program: a script
-                (python3 with mpi4py), a program that has MPI by way of another library
-                or is linked with libmpich.a
+  --mpi pmi     PMI for every rank, where MPI cannot be seen in the program: a shell script,
+                a program that has MPI by way of another library or is linked with libmpich.a
   --mpi pmix    PMIx for every rank, likewise
   --mpi off     nothing: each rank would be alone, rank 0 of 1
+
+Python with a script that imports mpi4py counts as a program that is linked with mpi4py's
+library, where that is found; else gorun says what to give.
 
 Of several programs each may have its own (--mpi behind its colon; mpi in its [[app]]).
 Those that have PMI make one MPI_COMM_WORLD, in the order of their ranks, and those that

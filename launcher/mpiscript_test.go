@@ -1,0 +1,116 @@
+package launcher
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+)
+
+// python makes an interpreter with an mpi4py that is linked with a library, or none, and says the interpreter's path.
+func python(t *testing.T, dir string, libraries ...string) string {
+	t.Helper()
+	write(t, filepath.Join(dir, "bin/python3.11"), "#!/bin/sh\n", 0o755)
+	if err := os.Symlink("python3.11", filepath.Join(dir, "bin/python3")); err != nil {
+		t.Fatal(err)
+	}
+	for _, lib := range libraries {
+		made := needing(t, toolFor(t, "gcc"), t.TempDir(), "x", lib)
+		packages := filepath.Join(dir, "lib/python3.11/site-packages/mpi4py")
+		if err := os.MkdirAll(packages, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := copyProgram(made, filepath.Join(packages, "MPI."+lib+".so")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return filepath.Join(dir, "bin/python3")
+}
+
+func TestScriptMPI(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("PYTHONPATH", "")
+	dir := t.TempDir()
+	mpich := python(t, dir+"/mpich", "libmpich.so.12")
+	twice := python(t, dir+"/twice", "libmpi.so.12", "libmpich.so.12")
+	both := python(t, dir+"/both", "libmpi.so.12", "libmpi.so.40")
+	without := python(t, dir+"/without")
+	write(t, dir+"/uses.py", "import os\nfrom mpi4py import MPI\n", 0o644)
+	write(t, dir+"/later.py", "def f():\n    import mpi4py\n", 0o644)
+	write(t, dir+"/speaks.py", "# import mpi4py\nprint('import mpi4py')\nimport mpi4pyx\n", 0o644)
+	write(t, dir+"/runs", "#!"+mpich+" -u\nimport mpi4py.MPI\n", 0o755)
+	write(t, dir+"/env", "#!/usr/bin/env -S "+mpich+"\nimport mpi4py.MPI\n", 0o755)
+	write(t, dir+"/shell", "#!/bin/sh\nimport mpi4py\n", 0o755)
+	write(t, dir+"/long.py", strings.Repeat("#\n", maxScript)+"import mpi4py\n", 0o644)
+	for _, c := range []struct {
+		name    string
+		program string
+		args    []string
+		want    ScriptMPI
+	}{
+		{"a script", mpich, []string{"uses.py", "x"}, ScriptMPI{"uses.py", "libmpich.so.12"}},
+		{"its whole path", mpich, []string{dir + "/uses.py"}, ScriptMPI{dir + "/uses.py", "libmpich.so.12"}},
+		{"behind options", mpich, []string{"-u", "-X", "dev", "-W", "error", "later.py"}, ScriptMPI{"later.py", "libmpich.so.12"}},
+		{"a script itself", dir + "/runs", nil, ScriptMPI{dir + "/runs", "libmpich.so.12"}},
+		{"by env", dir + "/env", nil, ScriptMPI{dir + "/env", "libmpich.so.12"}},
+		{"of one kind twice", twice, []string{"uses.py"}, ScriptMPI{"uses.py", "libmpich.so.12"}},
+		{"of two kinds", both, []string{"uses.py"}, ScriptMPI{Script: "uses.py"}},
+		{"not installed", without, []string{"uses.py"}, ScriptMPI{Script: "uses.py"}},
+		{"not imported", mpich, []string{"speaks.py"}, ScriptMPI{}},
+		{"too far behind", mpich, []string{"long.py"}, ScriptMPI{}},
+		{"a module", mpich, []string{"-m", "mpi4py.futures", "uses.py"}, ScriptMPI{}},
+		{"code", mpich, []string{"-c", "import mpi4py", "uses.py"}, ScriptMPI{}},
+		{"nothing", mpich, nil, ScriptMPI{}},
+		{"not there", mpich, []string{"gone.py"}, ScriptMPI{}},
+		{"a directory", mpich, []string{"."}, ScriptMPI{}},
+		{"another interpreter", dir + "/shell", []string{"uses.py"}, ScriptMPI{}},
+	} {
+		p, err := FindProgram(c.program, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(FindScriptMPI(p, c.args, dir), c.want); diff != "" {
+			t.Errorf("%s (-got +want):\n%s", c.name, diff)
+		}
+	}
+	if got := FindScriptMPI(Program{Name: "python3"}, []string{"uses.py"}, dir); got != (ScriptMPI{}) {
+		t.Errorf("a program of other hosts: got %+v", got)
+	}
+}
+
+// What a script says decides what its ranks find, or is told.
+func TestPlanOfScripts(t *testing.T) {
+	prog := Program{Name: "python3", Path: "/usr/bin/python3"}
+	plan := func(np int, mpi string, s ScriptMPI) *Plan {
+		t.Helper()
+		p, err := Job{NP: np, Program: "python3", MPI: mpi}.Plan(Facts{Programs: []Program{prog}, Scripts: []ScriptMPI{s}, Host: "here", Dir: "/"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := plan(2, "", ScriptMPI{"a.py", "libmpich.so.12"})
+	if diff := cmp.Diff(p.mpiWorlds(), []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}); diff != "" || p.MPINotes() != nil {
+		t.Errorf("notes %q, worlds (-got +want):\n%s", p.MPINotes(), diff)
+	}
+	var b strings.Builder
+	p.writeMPI(&b)
+	if got, want := b.String(), "mpi        pmi for ranks 0,1: a.py imports mpi4py, which is linked with libmpich.so.12\n"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	for _, c := range []struct {
+		np   int
+		mpi  string
+		lib  string
+		want int
+	}{{2, "", "", 1}, {2, "", "libmpi.so.1", 1}, {1, "", "", 0}, {2, MPIOff, "", 0}, {2, MPIPMI, "", 0}} {
+		notes := plan(c.np, c.mpi, ScriptMPI{"a.py", c.lib}).MPINotes()
+		if len(notes) != c.want || c.want > 0 && !strings.HasPrefix(notes[0], "a.py imports mpi4py") {
+			t.Errorf("%d ranks, --mpi %s, %s: got notes %q, want %d", c.np, c.mpi, c.lib, notes, c.want)
+		}
+	}
+}
