@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
@@ -45,8 +46,10 @@ func (s *agentServer) check(c *agentwire.Check) error {
 			timeout.Reset(prepareWait)
 		case <-timeout.C:
 			return errors.New("gorun is silent")
-		case <-s.signals:
-			return errors.New("terminated")
+		case sig := <-s.signals:
+			if sig == syscall.SIGTERM { // the others are not for it, as in a job
+				return errors.New("terminated")
+			}
 		}
 	}
 }

@@ -74,6 +74,7 @@ type collector struct {
 	open      int
 	finishing bool
 	notices   []string
+	over      bool // the loop has ended: its descriptors are closed, and their numbers may be others'
 
 	failed  error
 	owner   *stream // has begun a line; only it is read
@@ -113,6 +114,9 @@ func newCollector(errSink io.Writer, sinkErr func(error)) (*collector, error) {
 func (c *collector) add(s *stream) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.over {
+		return errors.New("nobody carries output any more")
+	}
 	s.index = len(c.streams)
 	if err := unix.EpollCtl(c.poller.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(s.index)}); err != nil {
 		return err
@@ -125,29 +129,38 @@ func (c *collector) add(s *stream) error {
 // notice shows a line of gorun's own between the lines of the ranks.
 func (c *collector) notice(line string) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.notices = append(c.notices, line)
-	c.mu.Unlock()
 	c.ring()
 }
 
 // finish says that no rank is left. The collector carries what is still in the pipes, and ends.
 func (c *collector) finish() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.finishing = true
-	c.mu.Unlock()
 	c.ring()
 }
 
+// ring wakes the loop. The caller holds mu.
 func (c *collector) ring() {
+	if c.over {
+		return
+	}
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	unix.Write(c.wake, one[:])
 }
 
 func (c *collector) loop() {
-	defer close(c.done)
-	defer c.poller.close()
-	defer unix.Close(c.wake)
+	defer func() {
+		c.mu.Lock()
+		c.over = true
+		unix.Close(c.wake)
+		c.poller.close()
+		c.mu.Unlock()
+		close(c.done)
+	}()
 	c.buf = make([]byte, maxLine+readSize)
 	var events []unix.EpollEvent
 	var drain [8]byte

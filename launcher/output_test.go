@@ -407,3 +407,37 @@ func FuzzTagged(f *testing.F) {
 		}
 	})
 }
+
+// A collector that has ended leaves descriptors alone that have got the numbers of its own.
+func TestCollectorThatHasEnded(t *testing.T) {
+	c, err := newCollector(&sink{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.finish()
+	<-c.done
+	other := -1
+	for range 64 { // the lowest free number is the next
+		fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if fd == c.wake {
+			other = fd
+			break
+		}
+	}
+	if other < 0 {
+		t.Fatalf("descriptor %d is not given again", c.wake)
+	}
+	c.finish()
+	c.notice("x")
+	var text [8]byte
+	if _, err := unix.Read(other, text[:]); err != unix.EAGAIN {
+		t.Errorf("it has written %x to a descriptor that is not its own (%v)", text, err)
+	}
+	if err := c.add(&stream{fd: other}); err == nil {
+		t.Error("it takes another stream")
+	}
+}
