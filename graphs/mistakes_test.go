@@ -228,6 +228,9 @@ func mistakesRank(n, shift, from, to int) func(ctx context.Context, job *bootstr
 		p := places(job.Size())
 		for i, m := range mistakes(n)[from:to] {
 			culprit := p[(from+i+shift)%len(p)]
+			if m.panes && dltest.Sharing() {
+				continue // there are no windows
+			}
 			if fresh {
 				if r, err = newRankOn(ctx, job, dltest.DeviceOf(job.LocalRank()), "world", n); err != nil {
 					return fmt.Errorf("before %q: %w", m.name, err)

@@ -225,7 +225,11 @@ func TestLibraryDeath(t *testing.T) {
 						d.check(t, culprit, room, ranktest.RunProcesses(t, n, d.rank(culprit, 1<<16), append(fakeLibraries(t), tornVar+"="+filepath.Join(t.TempDir(), "torn"))...))
 					})
 					t.Run("GPU", func(t *testing.T) {
-						dltest.NeedGPUs(t, n)
+						need := dltest.NeedGPUs
+						if d.stuck { // it is in a window
+							need = dltest.NeedOwnGPUs
+						}
+						need(t, n)
 						if at != i%len(positions(n)) || testing.Short() && (n > 2 || !slices.Contains([]int{1, 4, 5}, i)) {
 							t.Skip("in another place")
 						}
