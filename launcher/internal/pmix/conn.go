@@ -35,9 +35,9 @@ type conn struct {
 	kick chan struct{}
 
 	// Guarded by s.mu.
-	queue  [][]byte // answers to write
-	queued int      // bytes of those that are not written yet
-	over   bool     // no more come
+	queue  net.Buffers // answers to write, in parts that other connections may have, too
+	queued int         // bytes of those that are not written yet
+	over   bool        // no more come
 }
 
 // accept takes connections, until the listener is closed.
@@ -188,14 +188,13 @@ func (c *conn) write() {
 		if over {
 			return
 		}
-		for _, b := range list {
-			if _, err := c.nc.Write(b); err != nil {
-				break // so does reading, then
-			}
-			c.s.mu.Lock()
-			c.queued -= len(b)
-			c.s.mu.Unlock()
+		n, err := list.WriteTo(c.nc)
+		if err != nil {
+			continue // so does reading, then
 		}
+		c.s.mu.Lock()
+		c.queued -= int(n)
+		c.s.mu.Unlock()
 	}
 }
 
@@ -206,17 +205,20 @@ func (c *conn) wake() {
 	}
 }
 
-// answer has an answer sent. A client that does not read its answers is cut off. s.mu is held.
-func (c *conn) answer(tag uint32, body []byte) {
+// answer has an answer sent, which keeps its parts. A client that does not read its answers is cut off. s.mu is held.
+func (c *conn) answer(tag uint32, parts ...[]byte) {
 	if c.over {
 		return
 	}
-	b := append(header{tag: tag, length: uint32(len(body))}.append(make([]byte, 0, headerSize+len(body))), body...)
-	if c.queued += len(b); c.queued > maxQueued {
+	n := 0
+	for _, b := range parts {
+		n += len(b)
+	}
+	if c.queued += headerSize + n; c.queued > maxQueued {
 		c.nc.Close()
 		return
 	}
-	c.queue = append(c.queue, b)
+	c.queue = append(append(c.queue, header{tag: tag, length: uint32(n)}.append(nil)), parts...)
 	c.wake()
 }
 

@@ -2,8 +2,8 @@ package pmix
 
 import (
 	"errors"
+	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,6 +43,8 @@ func (c *conn) handle(tag uint32, body []byte) error {
 	}
 	var err error
 	switch cmd {
+	case cmdJobInfo:
+		c.jobInfo(tag)
 	case cmdAbort:
 		err = c.abort(tag, u)
 	case cmdCommit:
@@ -59,8 +61,6 @@ func (c *conn) handle(tag uint32, body []byte) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		switch cmd {
-		case cmdJobInfo:
-			c.answer(tag, s.jobInfoOf(c.rank))
 		case cmdFinalize:
 			s.ranks[c.rank].finalized = true
 			c.answerStatus(tag, success)
@@ -82,14 +82,16 @@ func (c *conn) handle(tag uint32, body []byte) error {
 	return err
 }
 
-// jobInfoOf is what a rank is told of its job.
-func (s *server) jobInfoOf(number int) []byte {
-	if s.dir == "" {
-		return s.info
+// jobInfo answers with what a rank is told of its job: the same for all, but for a directory of its own.
+func (c *conn) jobInfo(tag uint32) {
+	s := c.s
+	info, own := s.info(), &packer{}
+	if s.dir != "" {
+		own.kval(keyProcDir, filepath.Join(s.dir, strconv.Itoa(c.rank)))
 	}
-	p := &packer{b: slices.Clip(s.info)}
-	p.kval(keyProcDir, filepath.Join(s.dir, strconv.Itoa(number)))
-	return p.b
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.answer(tag, info, own.b)
 }
 
 func (c *conn) abort(tag uint32, u *unpacker) error {
@@ -267,7 +269,8 @@ func (c *conn) jobControl(tag uint32, u *unpacker) error {
 		case "pmix.reg.cleanup":
 			list, _ := i.value.(string)
 			for path := range strings.SplitSeq(list, ",") {
-				if filepath.IsAbs(path) && !strings.ContainsAny(path, "\n\x00") {
+				// Elsewhere a rank, which may see other files than this process, has no business.
+				if path = filepath.Clean(path); within(path, shmDir) || within(path, os.TempDir()) {
 					files = append(files, path)
 				}
 			}
@@ -285,6 +288,9 @@ func (c *conn) jobControl(tag uint32, u *unpacker) error {
 	c.answerStatus(tag, st)
 	return nil
 }
+
+// within reports whether a path is below a directory.
+func within(path, dir string) bool { return strings.HasPrefix(path, filepath.Clean(dir)+"/") }
 
 // maxClean bounds the files that ranks have removed.
 const maxClean = 1 << 14

@@ -32,7 +32,7 @@ type server struct {
 	ln        net.Listener
 	dir       string        // a directory for ranks' files; "": none could be made
 	shm       string        // one for memory that they share
-	info      []byte        // what jobInfo gave
+	info      func() []byte // jobInfo, once
 	kick      chan struct{} // there is something in outbox
 	tasks     sync.WaitGroup
 
@@ -94,7 +94,7 @@ func Serve(w procman.World) (procman.Server, error) {
 		close(s.ranks[i].idle)
 	}
 	s.unheard = len(s.local)
-	s.info = s.jobInfo()
+	s.info = sync.OnceValue(s.jobInfo)
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.tasks.Go(s.accept)
 	s.tasks.Go(s.send)

@@ -351,6 +351,11 @@ func TestPeerUser(t *testing.T) {
 }
 
 func TestRequests(t *testing.T) {
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := os.WriteFile(outside, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", t.TempDir())
 	j := start(t, 0)
 	c := j.connect(t, 0)
 	const spawn, query, newer = 9, 15, 200
@@ -385,7 +390,7 @@ func TestRequests(t *testing.T) {
 	})
 	c.wants(errNotSupported)
 
-	file := filepath.Join(t.TempDir(), "segment")
+	file := filepath.Join(os.TempDir(), "segment")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +400,7 @@ func TestRequests(t *testing.T) {
 	}
 	c.request(cmdJobControl, func(p *packer) {
 		packProcs(p, proc{c.ns, 0})
-		packInfos(p, info{"pmix.reg.cleanup", file + ",not/absolute," + file + ".never"}, info{"pmix.reg.cleanupdir", other})
+		packInfos(p, info{"pmix.reg.cleanup", file + ",not/absolute," + file + ".never," + outside + "," + os.TempDir() + "/../" + filepath.Base(filepath.Dir(outside)) + "/outside"}, info{"pmix.reg.cleanupdir", other})
 	})
 	c.wants(success)
 	c.nc.Close()
@@ -405,8 +410,10 @@ func TestRequests(t *testing.T) {
 	if _, err := os.Lstat(file); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is still there: %v", file, err)
 	}
-	if _, err := os.Lstat(other); err != nil {
-		t.Errorf("a directory is gone: %v", err)
+	for _, path := range []string{other, outside} {
+		if _, err := os.Lstat(path); err != nil {
+			t.Errorf("what is not to go is gone: %v", err)
+		}
 	}
 }
 
