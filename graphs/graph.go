@@ -295,12 +295,7 @@ func (st *state) close() error {
 	st.closed = true
 	detach := st.detach
 	st.detach = nil
-	for _, r := range st.regs {
-		r.reg.SetPending()
-	}
-	for _, h := range st.holds {
-		h.hold.SetLive(false)
-	}
+	st.goes()
 	st.mu.Unlock()
 	live.remove(st)
 	err := st.destroy()
@@ -313,10 +308,21 @@ func (st *state) close() error {
 	return nil
 }
 
+// goes has what the graph holds wait for its release only: memory may be freed. mu is held.
+func (st *state) goes() {
+	for _, r := range st.regs {
+		r.reg.SetPending()
+	}
+	for _, h := range st.holds {
+		h.hold.SetLive(false)
+	}
+}
+
 // release lets go of memory, then of the registrations, which keep theirs: who has seen those go (Comm.Drain) finds the memory gone. It runs when template, executable and replays are gone, on whichever goroutine saw the last go.
 func (st *state) release() {
 	st.released.Do(func() {
 		st.mu.Lock()
+		st.goes() // who closes it meanwhile does not find them here any more
 		regs, holds, windows := st.regs, st.holds, st.windows
 		st.regs, st.holds, st.windows = nil, nil, nil
 		st.mu.Unlock()
