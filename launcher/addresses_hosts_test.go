@@ -216,7 +216,9 @@ func TestHostsManagementNetwork(t *testing.T) {
 	})
 	t.Run("check", func(t *testing.T) {
 		c, code := check(t, h, "-H", "h1,h2,h3")
-		if code != 0 || c.Hosts[1].Addr[:9] != "10.78.0.2" || !strings.HasPrefix(c.Hosts[1].Chosen, "10.78.0.2 (eth1): ssh's 10.77.0.2 was not reached by h1 h3: ") {
+		// On a busy machine they may have different reasons.
+		chosen := regexp.MustCompile(`^10\.78\.0\.2 \(eth1\): ssh's 10\.77\.0\.2 was not reached by h1( h3: |: .*; not reached by h3: )`)
+		if code != 0 || c.Hosts[1].Addr[:9] != "10.78.0.2" || !chosen.MatchString(c.Hosts[1].Chosen) {
 			t.Errorf("exit code %d: %+v", code, c.Hosts[1])
 		}
 	})

@@ -271,7 +271,7 @@ func TestStageFiles(t *testing.T) {
 		cleanStage(t, h)
 	})
 	t.Run("a directory, and a program by name", func(t *testing.T) {
-		j := stageJob(t, h, dir, "--stage", "data", "--stage", "where", "sh", "-c", "cat data/f.csv data/more/g.csv data/h.csv; ls -a | tr '\\n' ' '; ./where /dev/null")
+		j := stageJob(t, h, dir, "--stage", "data", "--stage", "where", "sh", "-c", "echo \"$(cat data/f.csv data/more/g.csv data/h.csv; ls -a | tr '\\n' ' '; ./where /dev/null)\"")
 		if got := j.run(); got != 0 || j.err.Len() > 0 {
 			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
 		}
