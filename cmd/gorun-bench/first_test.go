@@ -45,8 +45,8 @@ func TestFirst(t *testing.T) {
 	var got []string
 	for _, r := range rows {
 		got = append(got, r.Program+strings.Repeat(" rank", r.Ranks)+strings.Repeat(" run", len(r.First)))
-		// The stand-in prints its line after 0.1 s and ends 0.1 s later.
-		if r.Program == "gorun" && (r.Median < 0.1 || r.End < r.Median+0.1) {
+		// The stand-in prints its line after 0.1 s, which may be read late, and ends 0.1 s later.
+		if r.Program == "gorun" && (r.Median < 0.1 || r.End < 0.2 || r.End <= r.Median) {
 			t.Errorf("%s: the first all-reduce after %v s, the end after %v s", r.Program, r.Median, r.End)
 		}
 	}
