@@ -14,7 +14,7 @@ import (
 // Programs with MPI find each other on several hosts, and end together there.
 func TestMPIOnHosts(t *testing.T) {
 	prog := mpiProgram(t, "mpicc.mpich")
-	h := testhosts.New(t, 3, testhosts.Options{})
+	h := newHosts(t, 3, testhosts.Options{})
 	for i := range h.Hosts {
 		if err := copyProgram(prog.Path, h.Path(i, "/root/mpi")); err != nil {
 			t.Fatal(err)
