@@ -27,7 +27,7 @@ import (
 )
 
 // beside has a test run beside others: its hosts are its own, and most of its time it waits. With -short under the race detector it is
-// skipped: TestHostsRun, TestHostsOneEnds, TestHostsFailures, TestStageFiles and TestCheckHosts go the same ways then.
+// skipped: TestHostsRun, TestHostsOneEnds, TestHostsFailures and TestStageFiles go the same ways then.
 func beside(t *testing.T) {
 	t.Helper()
 	if raceEnabled && testing.Short() {

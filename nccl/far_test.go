@@ -322,7 +322,10 @@ func TestFarMissing(t *testing.T) {
 	dltest.Parallel(t)
 	onFar(t, []int{0, 0, 1, 1}, func(j *farJob) error {
 		const missing = "rank 3 (host host1)"
-		const patience = time.Second // in which the others are there
+		patience := time.Second // in which the others are there
+		if raceEnabled {
+			patience *= 2
+		}
 		late := j.job.Rank() == 3
 		short := func(f func(ctx context.Context) error) error {
 			// Together: who comes to it later than the deadline would be missing, too.

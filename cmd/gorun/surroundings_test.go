@@ -53,8 +53,8 @@ func TestTimeoutSignal(t *testing.T) {
 	t.Parallel()
 	everywhere(t, func(t *testing.T, newJob func(*testing.T, ...string) *job) {
 		slowly(t, 500*time.Millisecond, func(d time.Duration) error {
-			before := time.Hour - d
-			j := newJob(t, "-np", "2", "--timeout", "1h", "--timeout-signal", "USR1@"+before.String(), "rank", "signals", "10")
+			before := time.Minute - d // at its end, if the ranks were not there yet when the signal came
+			j := newJob(t, "-np", "2", "--timeout", "1m", "--timeout-signal", "USR1@"+before.String(), "rank", "signals", "10")
 			if got := j.run(); got != 0 || j.err.String() != fmt.Sprintf("gorun: timeout in %v: SIGUSR1 to the ranks\n", before) {
 				return fmt.Errorf("exit code %d, output %q, stderr %q", got, j.out.String(), j.err.String())
 			}
