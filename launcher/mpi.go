@@ -103,11 +103,11 @@ func (p *Plan) MPINotes() []string {
 			continue
 		}
 		if s := a.script; s.Script != "" {
-			text := "imports mpi4py, whose library is not found: each rank would be alone, rank 0 of 1; give --mpi pmi (MPICH, Intel MPI) or --mpi pmix (Open MPI)"
+			text := ", whose library is not found: each rank would be alone, rank 0 of 1; give --mpi pmi (MPICH, Intel MPI) or --mpi pmix (Open MPI)"
 			if s.Library != "" {
-				text = fmt.Sprintf("imports mpi4py (%s): %s", s.Library, unserved)
+				text = fmt.Sprintf(" (%s): %s", s.Library, unserved)
 			}
-			notes = append(notes, shellQuote(s.Script)+" "+text)
+			notes = append(notes, s.text(prog.Name)+text)
 			continue
 		}
 		if prog.MPI == "" {
@@ -170,7 +170,7 @@ func (p *Plan) writeMPI(b *strings.Builder) {
 			switch s := p.Apps[r.App].script; {
 			case prog.MPI != "":
 			case s.Library != "" && p.Apps[r.App].mpiWish == MPIAuto:
-				text = fmt.Sprintf("%s imports mpi4py, which is linked with %s", shellQuote(s.Script), s.Library)
+				text = fmt.Sprintf("%s (%s)", s.text(prog.Name), s.Library)
 			default:
 				text = "--mpi " + w.Dialect
 			}

@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -11,10 +12,20 @@ import (
 	"strings"
 )
 
-// ScriptMPI is what a Python script that a program runs says of MPI.
+// ScriptMPI is what a program has to do with MPI that is not linked with it: it is Python, and its script imports mpi4py; or a tool that runs the program that
+// it is given, such as valgrind.
 type ScriptMPI struct {
-	Script  string // as the user wrote it; "": there is none, or it does not import mpi4py
-	Library string // the MPI library that the interpreter's mpi4py is linked with; "": it was not found, or there are several
+	Script  string // the script or the program that is given, as the user wrote it; "": neither
+	Library string // the MPI library that it, or the interpreter's mpi4py, is linked with; "": that was not found, or there are several
+	Given   bool   // it is a program that is given
+}
+
+// text says it of a program's name.
+func (s ScriptMPI) text(by string) string {
+	if s.Given {
+		return fmt.Sprintf("%s, which %s is given, is linked with MPI", shellQuote(s.Script), shellQuote(by))
+	}
+	return shellQuote(s.Script) + " imports mpi4py"
 }
 
 // maxScript is how much of a script is read, in bytes: imports stand at the beginning.
@@ -22,8 +33,14 @@ const maxScript = 64 << 10
 
 var importsMPI = regexp.MustCompile(`(?m)^[ \t]*(from|import)[ \t]+mpi4py\b`)
 
-// FindScriptMPI looks whether a program is Python with a script that imports mpi4py, or such a script itself. A relative script is one of dir. Only files are read: what
-// the interpreter would find by code of its own is not.
+// maxGiven is how many arguments are looked at: the program that a tool is given stands behind the tool's own.
+const maxGiven = 32
+
+// starters are programs that start others in another launcher's job: gorun's process manager is not for these.
+var starters = regexp.MustCompile(`^(mpi(run|exec).*|.*prun|srun|prte.*|orte.*|flux|jsrun|aprun|gorun|ssh)$`)
+
+// FindScriptMPI looks whether a program is Python with a script that imports mpi4py, or such a script itself, or is given a program that is linked with MPI, by its
+// path. A relative path is one of dir. Only files are read: what the interpreter would find by code of its own is not.
 func FindScriptMPI(p Program, args []string, dir string) ScriptMPI {
 	if p.Path == "" || p.MPI != "" {
 		return ScriptMPI{}
@@ -33,6 +50,8 @@ func FindScriptMPI(p Program, args []string, dir string) ScriptMPI {
 		script = pythonScript(args)
 	} else if interpreter = shebangPython(p.Path); interpreter != "" {
 		script = p.Path
+	} else {
+		return givenMPI(p, args, dir)
 	}
 	if script == "" || !importsMPI.Match(beginning(absolute(dir, script))) {
 		return ScriptMPI{}
@@ -42,6 +61,24 @@ func FindScriptMPI(p Program, args []string, dir string) ScriptMPI {
 		found.Script = p.Name
 	}
 	return found
+}
+
+// givenMPI is the first program among the arguments that is linked with MPI.
+func givenMPI(p Program, args []string, dir string) ScriptMPI {
+	if starters.MatchString(filepath.Base(p.Path)) {
+		return ScriptMPI{}
+	}
+	for _, a := range args[:min(len(args), maxGiven)] {
+		if !strings.Contains(a, "/") {
+			continue
+		}
+		if file := absolute(dir, a); executable(file) == nil {
+			if library := mpiLibrary(file); library != "" {
+				return ScriptMPI{a, library, true}
+			}
+		}
+	}
+	return ScriptMPI{}
 }
 
 // pythonScript is the script among the arguments of an interpreter; "" if it runs another thing.

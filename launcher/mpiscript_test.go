@@ -46,18 +46,22 @@ func TestScriptMPI(t *testing.T) {
 	write(t, dir+"/env", "#!/usr/bin/env -S "+mpich+"\nimport mpi4py.MPI\n", 0o755)
 	write(t, dir+"/shell", "#!/bin/sh\nimport mpi4py\n", 0o755)
 	write(t, dir+"/long.py", strings.Repeat("#\n", maxScript)+"import mpi4py\n", 0o644)
+	needing(t, toolFor(t, "gcc"), dir, "linked", "libmpich.so.12")
+	tool := dir + "/bin/tool"
+	write(t, tool, "#!/bin/sh\n", 0o755)
+	write(t, dir+"/bin/mpiexec.hydra", "#!/bin/sh\n", 0o755)
 	for _, c := range []struct {
 		name    string
 		program string
 		args    []string
 		want    ScriptMPI
 	}{
-		{"a script", mpich, []string{"uses.py", "x"}, ScriptMPI{"uses.py", "libmpich.so.12"}},
-		{"its whole path", mpich, []string{dir + "/uses.py"}, ScriptMPI{dir + "/uses.py", "libmpich.so.12"}},
-		{"behind options", mpich, []string{"-u", "-X", "dev", "-W", "error", "later.py"}, ScriptMPI{"later.py", "libmpich.so.12"}},
-		{"a script itself", dir + "/runs", nil, ScriptMPI{dir + "/runs", "libmpich.so.12"}},
-		{"by env", dir + "/env", nil, ScriptMPI{dir + "/env", "libmpich.so.12"}},
-		{"of one kind twice", twice, []string{"uses.py"}, ScriptMPI{"uses.py", "libmpich.so.12"}},
+		{"a script", mpich, []string{"uses.py", "x"}, ScriptMPI{Script: "uses.py", Library: "libmpich.so.12"}},
+		{"its whole path", mpich, []string{dir + "/uses.py"}, ScriptMPI{Script: dir + "/uses.py", Library: "libmpich.so.12"}},
+		{"behind options", mpich, []string{"-u", "-X", "dev", "-W", "error", "later.py"}, ScriptMPI{Script: "later.py", Library: "libmpich.so.12"}},
+		{"a script itself", dir + "/runs", nil, ScriptMPI{Script: dir + "/runs", Library: "libmpich.so.12"}},
+		{"by env", dir + "/env", nil, ScriptMPI{Script: dir + "/env", Library: "libmpich.so.12"}},
+		{"of one kind twice", twice, []string{"uses.py"}, ScriptMPI{Script: "uses.py", Library: "libmpich.so.12"}},
 		{"of two kinds", both, []string{"uses.py"}, ScriptMPI{Script: "uses.py"}},
 		{"not installed", without, []string{"uses.py"}, ScriptMPI{Script: "uses.py"}},
 		{"not imported", mpich, []string{"speaks.py"}, ScriptMPI{}},
@@ -68,6 +72,11 @@ func TestScriptMPI(t *testing.T) {
 		{"not there", mpich, []string{"gone.py"}, ScriptMPI{}},
 		{"a directory", mpich, []string{"."}, ScriptMPI{}},
 		{"another interpreter", dir + "/shell", []string{"uses.py"}, ScriptMPI{}},
+		{"a tool", tool, []string{"-n", "1", "./linked", "x"}, ScriptMPI{Script: "./linked", Library: "libmpich.so.12", Given: true}},
+		{"a tool and a program without MPI", tool, []string{"./runs", "x"}, ScriptMPI{}},
+		{"a tool and a name", tool, []string{"linked"}, ScriptMPI{}},
+		{"another launcher", dir + "/bin/mpiexec.hydra", []string{"-n", "1", "./linked"}, ScriptMPI{}},
+		{"Python and a program", mpich, []string{"speaks.py", "./linked"}, ScriptMPI{}},
 	} {
 		p, err := FindProgram(c.program, "")
 		if err != nil {
@@ -93,13 +102,13 @@ func TestPlanOfScripts(t *testing.T) {
 		}
 		return p
 	}
-	p := plan(2, "", ScriptMPI{"a.py", "libmpich.so.12"})
+	p := plan(2, "", ScriptMPI{Script: "a.py", Library: "libmpich.so.12"})
 	if diff := cmp.Diff(p.mpiWorlds(), []agentwire.World{{Dialect: "pmi", Runs: []agentwire.Run{{First: 0, Ranks: 2, App: 0}}}}); diff != "" || p.MPINotes() != nil {
 		t.Errorf("notes %q, worlds (-got +want):\n%s", p.MPINotes(), diff)
 	}
 	var b strings.Builder
 	p.writeMPI(&b)
-	if got, want := b.String(), "mpi        pmi for ranks 0,1: a.py imports mpi4py, which is linked with libmpich.so.12\n"; got != want {
+	if got, want := b.String(), "mpi        pmi for ranks 0,1: a.py imports mpi4py (libmpich.so.12)\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	for _, c := range []struct {
@@ -108,7 +117,7 @@ func TestPlanOfScripts(t *testing.T) {
 		lib  string
 		want int
 	}{{2, "", "", 1}, {2, "", "libmpi.so.1", 1}, {1, "", "", 0}, {2, MPIOff, "", 0}, {2, MPIPMI, "", 0}} {
-		notes := plan(c.np, c.mpi, ScriptMPI{"a.py", c.lib}).MPINotes()
+		notes := plan(c.np, c.mpi, ScriptMPI{Script: "a.py", Library: c.lib}).MPINotes()
 		if len(notes) != c.want || c.want > 0 && !strings.HasPrefix(notes[0], "a.py imports mpi4py") {
 			t.Errorf("%d ranks, --mpi %s, %s: got notes %q, want %d", c.np, c.mpi, c.lib, notes, c.want)
 		}

@@ -12,7 +12,8 @@ ask by PMI 1.1, Open MPI 4 and 5 (libmpi.so.40) by PMIx.
   --mpi off     nothing: each rank would be alone, rank 0 of 1
 
 Python with a script that imports mpi4py counts as a program that is linked with mpi4py's
-library, where that is found; else gorun says what to give.
+library, where that is found; else gorun says what to give. A tool counts as the program
+that it is given by its path: gorun -np 4 valgrind ./prog.
 
 Of several programs each may have its own (--mpi behind its colon; mpi in its [[app]]).
 Those that have PMI make one MPI_COMM_WORLD, in the order of their ranks, and those that
