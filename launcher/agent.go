@@ -493,7 +493,7 @@ func (a *agent) stopForks() {
 }
 
 // signal sends a signal to the process group of every rank, also of those that have ended: a wrapper script
-// may have left its program running. Only the ranks that pick picks get it; nil picks all. A stopped process is continued, so that it can see the
+// may have left its program running. SIGABRT, once the job is ending, is for those who write where they are then. Only the ranks that pick picks get it; nil picks all. A stopped process is continued, so that it can see the
 // signal.
 func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 	a.mu.Lock()
@@ -522,7 +522,11 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 		if toEnd && !isZombie(pid) { // its end is still to be noted: the signal has no part in it
 			a.sentTo[i] = sig
 		}
-		syscall.Kill(-pid, sig)
+		if sig == syscall.SIGABRT && toEnd {
+			abort(pid)
+		} else {
+			syscall.Kill(-pid, sig)
+		}
 		if toEnd {
 			syscall.Kill(-pid, syscall.SIGCONT)
 		}

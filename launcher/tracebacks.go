@@ -5,6 +5,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 	"github.com/gorun-dev/gorun/launcher/internal/stacks"
 )
 
@@ -50,4 +51,22 @@ func (r *runner) askToEnd(pick func(rank int) bool) {
 	}
 	r.toRanks(syscall.SIGTERM, func(rank int) bool { return !r.traces[rank] && (pick == nil || pick(rank)) })
 	r.toRanks(syscall.SIGABRT, func(rank int) bool { return r.traces[rank] && (pick == nil || pick(rank)) })
+}
+
+// abort sends SIGABRT to those processes of a session that catch it, to all of the process group if none does. A script that has started Python ends when that has
+// ended: at its own end gorun would kill what has not yet written where it is.
+func abort(session int) {
+	found := false
+	for _, p := range keeper.Processes() {
+		if p.Session != session {
+			continue
+		}
+		if l, err := stacks.Look("/proc", p.PID); err == nil && l.CatchesABRT {
+			syscall.Kill(p.PID, syscall.SIGABRT)
+			found = true
+		}
+	}
+	if !found {
+		syscall.Kill(-session, syscall.SIGABRT)
+	}
 }

@@ -31,7 +31,7 @@ if os.environ["RANK"] == "0":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved", file=sys.stderr)))
 load_batch()
 .
-[ $RANK = 1 ] && unset PYTHONFAULTHANDLER; ulimit -c 0; exec ` + python + ` $RANKDIR/$RANK.py`
+[ $RANK = 1 ] && unset PYTHONFAULTHANDLER; ulimit -c 0; [ $RANK = 2 ] || exec ` + python + ` $RANKDIR/$RANK.py; ` + python + ` $RANKDIR/2.py; echo script: $?`
 	want := regexp.MustCompile(`(?s)^gorun: what the ranks do after .*python.*\[2\]   File "\S+2\.py", line 3 in load_batch
 .*
 gorun: timeout: the job has run for \S+
