@@ -307,6 +307,7 @@ func (r *runner) hang(all *looked) (h *Hang, whole []string) {
 		return text
 	}
 	started := r.startedText(h.Ranks)
+	missing = append(missing, r.raisedTexts(h.Ranks)...)
 	h.Lines = slices.Concat(started, waits, missing, stacks.Tell(h.Ranks, name, r.o.Verbose), tracebackHint(h.Ranks))
 	whole = slices.Concat(started, waits, missing, stacks.Tell(h.Ranks, name, true))
 	if len(h.Lines) == 0 {

@@ -138,6 +138,9 @@ func (o *outputs) finish() <-chan struct{} {
 
 // said is the last text that a rank has written to stderr so far.
 func (o *outputs) said(rank int) []byte {
+	if o == nil {
+		return nil
+	}
 	o.mu.Lock()
 	s := o.tails[rank]
 	o.mu.Unlock()

@@ -93,27 +93,28 @@ type runner struct {
 
 	places []*HostPlace // what hosts give their ranks; nil: not known
 
-	started   bool // hosts were told to start their ranks
-	ending    bool
-	endAt     time.Time        // since when
-	sequence  []syscall.Signal // what is still to be sent to the ranks
-	next      <-chan time.Time // when
-	remind    <-chan time.Time
-	interrupt syscall.Signal
-	cannotRun int
-	forking   int // hosts that still start ranks
-	nStarted  int // ranks; known when forking is 0
-	nEnded    int
-	lastSig   syscall.Signal
-	traces    map[int]bool     // ranks that get SIGABRT for SIGTERM
-	asked     bool             // a signal to end the job came
-	over      bool             // the job ends for a reason that a restart does not mend, whatever failed before
-	pressed   time.Time        // when SIGINT came first
-	failed    int              // the rank whose failure was seen first; -1: none
-	suspects  map[int]bool     // ranks that are left alone for lastRites: they may be the cause of a failure
-	spared    <-chan time.Time // when that is over
-	looking   *looking         // a look at what the ranks do; nil: none is on its way
-	found     <-chan *looked   // what came of it
+	started    bool // hosts were told to start their ranks
+	ending     bool
+	endAt      time.Time        // since when
+	sequence   []syscall.Signal // what is still to be sent to the ranks
+	next       <-chan time.Time // when
+	remind     <-chan time.Time
+	interrupt  syscall.Signal
+	cannotRun  int
+	forking    int // hosts that still start ranks
+	nStarted   int // ranks; known when forking is 0
+	nEnded     int
+	lastSig    syscall.Signal
+	traces     map[int]bool     // ranks that get SIGABRT for SIGTERM
+	lateTraces map[int]bool     // ranks that get SIGABRT before SIGKILL
+	asked      bool             // a signal to end the job came
+	over       bool             // the job ends for a reason that a restart does not mend, whatever failed before
+	pressed    time.Time        // when SIGINT came first
+	failed     int              // the rank whose failure was seen first; -1: none
+	suspects   map[int]bool     // ranks that are left alone for lastRites: they may be the cause of a failure
+	spared     <-chan time.Time // when that is over
+	looking    *looking         // a look at what the ranks do; nil: none is on its way
+	found      <-chan *looked   // what came of it
 }
 
 // internal sets the reason for an error of our own, or of the program's start.
@@ -668,7 +669,7 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 	case why == ReasonTimeout:
 		r.look(func() {
 			if r.lastSig == 0 { // no signal to gorun was faster
-				r.traces = tracers(r.acct.Hang.Ranks)
+				r.traces, r.lateTraces = tracers(r.acct.Hang.Ranks)
 				r.escalate()
 				r.remindLater()
 			}
@@ -694,6 +695,12 @@ func (r *runner) escalate() {
 		// SIGKILL was not enough.
 		r.say("%s did not end after SIGKILL: hangs in the kernel, given up", r.living())
 		r.forking, r.nStarted = 0, 0
+		return
+	}
+	if late := r.lateTraces; len(late) > 0 && r.sequence[0] == syscall.SIGKILL {
+		r.lateTraces = nil
+		r.toRanks(syscall.SIGABRT, func(rank int) bool { return late[rank] })
+		r.next = time.After(tracebackTime)
 		return
 	}
 	r.lastSig = r.sequence[0]

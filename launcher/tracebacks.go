@@ -4,27 +4,35 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 	"github.com/gorun-dev/gorun/launcher/internal/stacks"
 )
 
 // Python says where it is only to those whom it has told how: PYTHONFAULTHANDLER=1 has it catch SIGABRT, write where each of its threads is to stderr, and
-// die of the signal. Ranks that do so get SIGABRT instead of SIGTERM when the job's time is over, unless they catch SIGTERM: they may want to save what they have.
+// die of the signal. Ranks that do so get SIGABRT instead of SIGTERM when the job's time is over; those that catch SIGTERM, too, get it before SIGKILL: they may want
+// to save what they have, but JAX catches SIGTERM in every program, and does not end by it.
 
 func isPython(p stacks.Process) bool { return strings.HasPrefix(p.Command, "python") }
 
-// tracers are the ranks of which a process is such a Python.
-func tracers(ranks []RankStacks) map[int]bool {
-	traces := map[int]bool{}
+// tracers are the ranks of which a process is such a Python: those that get SIGABRT at once, and those that get it later.
+func tracers(ranks []RankStacks) (atOnce, later map[int]bool) {
+	atOnce, later = map[int]bool{}, map[int]bool{}
 	for _, r := range ranks {
-		if slices.ContainsFunc(r.Processes, func(p stacks.Process) bool { return isPython(p) && p.CatchesABRT }) &&
-			!slices.ContainsFunc(r.Processes, func(p stacks.Process) bool { return p.CatchesTERM }) {
-			traces[r.Rank] = true
+		switch {
+		case !slices.ContainsFunc(r.Processes, func(p stacks.Process) bool { return isPython(p) && p.CatchesABRT }):
+		case slices.ContainsFunc(r.Processes, func(p stacks.Process) bool { return p.CatchesTERM }):
+			later[r.Rank] = true
+		default:
+			atOnce[r.Rank] = true
 		}
 	}
-	return traces
+	return atOnce, later
 }
+
+// tracebackTime is what a rank has to write its traceback between SIGABRT and SIGKILL.
+const tracebackTime = 500 * time.Millisecond
 
 // tracebackHint is a line for a person whose Python ranks do not write where they are; nil where some would, or there are none.
 func tracebackHint(ranks []RankStacks) []string {

@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -84,9 +85,46 @@ func adviceFor(text []byte) string {
 	return ""
 }
 
+// textOf is a line without a time, and without the "[rank3]:" that PyTorch writes before each line of a traceback.
+func textOf(line string) string {
+	line = unstamped(line)
+	if rest, ok := strings.CutPrefix(line, "[rank"); ok {
+		if number, text, ok := strings.Cut(rest, "]:"); ok && strings.Trim(number, "0123456789") == "" {
+			return strings.TrimPrefix(text, " ")
+		}
+	}
+	return line
+}
+
+// raisedTexts says which ranks that have written why they fail run all the same: interpreters wait in their exit for other ranks (MPI_Finalize, JAX's shutdown).
+func (r *runner) raisedTexts(running []RankStacks) []string {
+	var texts []string
+	for _, s := range running {
+		if said := r.output.said(s.Rank); raised(said) {
+			texts = append(texts, fmt.Sprintf("rank %d has written a traceback (%s) and has not ended since", s.Rank, exception(said)))
+		}
+	}
+	return texts
+}
+
+// exception is the line that names the exception of a traceback, shortened.
+func exception(text []byte) string {
+	lines := strings.Split(string(lastError(text)), "\n")
+	for _, l := range lines[1:] {
+		if l = strings.TrimRight(textOf(l), "\r"); l != "" && !strings.HasPrefix(l, " ") {
+			const most = 100
+			if len(l) > most {
+				l = l[:wholeRunes([]byte(l[:most]))] + "..."
+			}
+			return l
+		}
+	}
+	return "not whole"
+}
+
 // isMark tells the lines of a Python traceback that only mark a part of the line above.
 func isMark(line string) bool {
-	line = unstamped(line)
+	line = textOf(line)
 	return strings.ContainsAny(line, "^~") && strings.Trim(line, " ^~\r") == ""
 }
 
@@ -97,12 +135,12 @@ func isThrow(line string) bool {
 
 // exceptionLine is the line that names the exception of the last Python traceback where a C++ stack ends the text, as below exceptions of PyTorch; else -1.
 func exceptionLine(lines []string) int {
-	if !strings.HasPrefix(unstamped(lines[len(lines)-1]), "frame #") {
+	if !strings.HasPrefix(textOf(lines[len(lines)-1]), "frame #") {
 		return -1
 	}
 	at := -1
 	for i, l := range lines {
-		if strings.HasPrefix(unstamped(l), string(traceback)) {
+		if strings.HasPrefix(textOf(l), string(traceback)) {
 			at = i
 		}
 	}
@@ -110,7 +148,7 @@ func exceptionLine(lines []string) int {
 		return -1
 	}
 	for i, l := range lines[at+1:] {
-		if !strings.HasPrefix(unstamped(l), " ") {
+		if !strings.HasPrefix(textOf(l), " ") {
 			return at + 1 + i
 		}
 	}

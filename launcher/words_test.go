@@ -106,10 +106,22 @@ func TestLastLinesOfExceptions(t *testing.T) {
 		"a C++ stack is below":     {"Traceback (most recent call last):\n" + strings.Repeat(where, 3) + strings.Join(tail[:2], "\n") + "\n" + frames, append([]string{`  File "train.py", line 8, in <module>`, "    dist.all_reduce(t)"}, tail...)},
 		"a C++ program throws":     {"a\nterminate called after throwing an instance of 'E'\n  what():  x\n" + frames, append([]string{"terminate called after throwing an instance of 'E'", "  what():  x"}, slices.Repeat(tail[2:], 3)...)},
 		"a traceback that is over": {"Traceback (most recent call last):\n" + where + "ValueError: x\n1\n2\n3\n4\n5\n", []string{"1", "2", "3", "4", "5"}},
+		"a prefix of PyTorch":      {"[rank3]: Traceback (most recent call last):\n[rank3]:   File \"train.py\", line 8, in <module>\n[rank3]:     x\n[rank3]:     ^\n[rank3]: ValueError: x\n", []string{"[rank3]: Traceback (most recent call last):", `[rank3]:   File "train.py", line 8, in <module>`, "[rank3]:     x", "[rank3]: ValueError: x"}},
 		"no traceback":             {"1\n2\n3\n4\n5\n6\n", []string{"2", "3", "4", "5", "6"}},
 	} {
 		if d := cmp.Diff(lastLines([]byte(c.text), 5), c.want); d != "" {
 			t.Errorf("%s: -got +want:\n%s", name, d)
 		}
+	}
+}
+
+// A look names the ranks that have failed but run on in their exit.
+func TestRaisedTexts(t *testing.T) {
+	prefixed := "[rank2]: " + strings.ReplaceAll(strings.TrimRight(ownTraceback, "\n"), "\n", "\n[rank2]: ")
+	r := &runner{output: &outputs{tails: []*stream{{tail: []byte("fine\n")}, {tail: []byte(ownTraceback + "later\n")}, {tail: []byte(prefixed)}, {tail: []byte(peerTraceback)}, nil}}}
+	got := r.raisedTexts([]RankStacks{{Rank: 0}, {Rank: 1}, {Rank: 2}, {Rank: 3}, {Rank: 4}})
+	want := []string{"rank 1 has written a traceback (ValueError: bad shard 7) and has not ended since", "rank 2 has written a traceback (ValueError: bad shard 7) and has not ended since"}
+	if d := cmp.Diff(got, want); d != "" {
+		t.Errorf("-got +want:\n%s", d)
 	}
 }

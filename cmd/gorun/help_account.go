@@ -35,7 +35,7 @@ process: its state, and the system call that it is in. -v shows goroutines and f
 the Go runtime and of gorun, too; with --output-dir all that is in DIR/stacks.txt, and
 --report has it as hang. A Python program shows its own stacks on SIGUSR1 to gorun if it
 has called faulthandler.register(signal.SIGUSR1). With -x PYTHONFAULTHANDLER=1 it writes them
-at the timeout: it gets SIGABRT then instead of SIGTERM, unless it catches SIGTERM.
+at the timeout: it gets SIGABRT then instead of SIGTERM; if it catches SIGTERM, before SIGKILL.
 
 Each rank is the leader of a session of its own, and signals go to its whole process
 group. When the last rank has ended, whatever ranks left running is killed.

@@ -25,6 +25,9 @@ srun, mpirun  --env-like slurm and --env-like ompi give the variables that scrip
 
 torchrun sets OMP_NUM_THREADS=1; gorun sets none: -x OMP_NUM_THREADS=1.
 Python buffers what it prints to a pipe: -x PYTHONUNBUFFERED=1 shows it at once.
+A rank of JAX or mpi4py that raises an exception waits in its exit for the others (JAX up to
+shutdown_timeout_seconds, 300): the job goes on till then. jax.distributed.initialize takes
+the time as an argument; python -m mpi4py ends the job at once.
 With -x PYTHONFAULTHANDLER=1 ranks that hang write their tracebacks at --timeout, and those
 that crash (SIGSEGV) write where.
 `
