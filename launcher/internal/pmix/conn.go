@@ -35,6 +35,7 @@ type conn struct {
 	kick chan struct{}
 
 	// Guarded by s.mu.
+	known  bool        // it is rank's
 	queue  net.Buffers // answers to write, in parts that other connections may have, too
 	queued int         // bytes of those that are not written yet
 	over   bool        // no more come
@@ -100,9 +101,10 @@ func (c *conn) serve() {
 	}
 	c.over = true
 	s.mu.Unlock()
+	c.nc.SetWriteDeadline(time.Now().Add(endBound)) // of what is not written yet
 	c.wake()
-	c.nc.Close()
 	writer.Wait()
+	c.nc.Close()
 }
 
 // handshake reads who the client is, and answers. It reports whether the client is a rank; others are not answered.
@@ -127,7 +129,7 @@ func (c *conn) handshake(r io.Reader) (known bool, err error) {
 	c.rank = int(hello.proc.rank)
 	k := s.ranks[c.rank]
 	s.mu.Lock()
-	k.connected, k.finalized = true, false
+	c.known, k.connected, k.finalized = true, true, false
 	if k.conns++; k.conns == 1 {
 		k.idle = make(chan struct{})
 	}
@@ -185,10 +187,10 @@ func (c *conn) write() {
 		list, over := c.queue, c.over
 		c.queue = nil
 		c.s.mu.Unlock()
+		n, err := list.WriteTo(c.nc)
 		if over {
 			return
 		}
-		n, err := list.WriteTo(c.nc)
 		if err != nil {
 			continue // so does reading, then
 		}

@@ -1,12 +1,8 @@
-// Package pmix is the server side of PMIx: what Open MPI finds its peers through. A [Server] serves the ranks of a job on one host, over TCP on
-// the loopback interface; the servers of several hosts exchange what their ranks publish at a fence, by a function that the caller gives.
+// Package pmix is the process manager's side of PMIx, which Open MPI speaks: a server on each host, at a TCP port of the loopback interface. A rank asks
+// it for what there is to know of the job, publishes how others reach it, passes a fence, and asks for what those have published that it
+// speaks to.
 //
-// Ranks find the server by the variables of [Server.Env]. They speak one packing, that of PMIx 3, whatever their own release is: a client
-// packs as the server announces, so that what ranks publish can be passed on to ranks with other releases without being understood. Data of
-// ranks is kept as it came ("hash" in PMIx's words: no shared memory), and a rank asks for that of a peer when it needs it.
-//
-//	s, err := pmix.Listen(pmix.Config{Job: pmix.Job{Namespace: pmix.NewNamespace(), Hosts: []pmix.Host{{Name: "a", Ranks: []int{0, 1}}}}})
-//	...
-//	defer s.Close()
-//	cmd.Env = append(cmd.Env, s.Env(0)...)
+// Ranks speak one packing, that of PMIx 3, whatever release their library is: a client packs as the server announces. So what a rank publishes is passed on
+// to ranks with other releases without being understood, and a server has no need of the packings of later releases. It keeps what is published as it came
+// ("hash" in PMIx's words) and gives it when it is asked: it shares no memory with ranks.
 package pmix

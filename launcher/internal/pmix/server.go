@@ -186,8 +186,13 @@ func (s *server) Ended(number int) procman.Departure {
 	s.mu.Lock()
 	r := s.ranks[number]
 	idle := r.idle
+	for c := range s.conns {
+		if c.known && c.rank == number {
+			// What is there is still read, and then comes an end, though a child of the process may have the socket, too.
+			c.nc.(*net.TCPConn).CloseRead()
+		}
+	}
 	s.mu.Unlock()
-	// What is there is still read, and then comes an end, unless a child of the process has the socket, too.
 	bound := time.NewTimer(endBound)
 	select {
 	case <-idle:

@@ -157,7 +157,7 @@ func TestExchangeFails(t *testing.T) {
 }
 
 func TestLeave(t *testing.T) {
-	j := start(t, 0, 0, 0)
+	j := start(t, 0, 0, 0, 0)
 	s := j.server(0)
 	state := func(rank int) string { return s.Standing(rank).State }
 	if got := state(0); got != "has not called MPI_Init" {
@@ -199,6 +199,15 @@ func TestLeave(t *testing.T) {
 	if got := s.Ended(1); got != want {
 		t.Errorf("abort: %+v, want %+v", got, want)
 	}
+
+	// A child that lives on has the socket, too.
+	d := j.connect(t, 3)
+	d.request(cmdFinalize, nil)
+	if why := s.Ended(3); why != (procman.Departure{}) {
+		t.Errorf("with a child: %+v", why)
+	}
+	d.wants(success)
+	d.gone()
 	if why := s.Ended(2); why != (procman.Departure{}) {
 		t.Errorf("one that never spoke: %+v", why)
 	}
