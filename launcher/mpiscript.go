@@ -139,10 +139,7 @@ func shebangPython(file string) string {
 // mpi4pyLibrary is the MPI library that the mpi4py of an interpreter is linked with; "" if none is found where it has its packages, or they ask for different
 // process managers.
 func mpi4pyLibrary(interpreter string) string {
-	var places []string // the first that has it counts, as for the interpreter
-	for _, dir := range filepath.SplitList(os.Getenv("PYTHONPATH")) {
-		places = append(places, dir)
-	}
+	places := filepath.SplitList(os.Getenv("PYTHONPATH"))         // the first that has it counts, as for the interpreter
 	prefixes := []string{filepath.Dir(filepath.Dir(interpreter))} // a virtual environment's
 	if home, err := os.UserHomeDir(); err == nil {
 		prefixes = append(prefixes, filepath.Join(home, ".local"))
