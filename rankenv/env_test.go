@@ -248,6 +248,9 @@ func TestLike(t *testing.T) {
 		if diff := cmp.Diff(got, want); diff != "" {
 			t.Errorf("%s: got -, want +:\n%s", launcher, diff)
 		}
+		if launcher == rankenv.LikeOpenMPI && !slices.Contains(vars, "OMPI_MCA_orte_hnp_uri=0.0;tcp://127.0.0.1:1") {
+			t.Errorf("%q: JAX looks for the launcher's URI, and MPI_Init of Open MPI 4 fails if it has another form", vars)
+		}
 		kept, _ := rankenv.Scrub(vars)
 		if kept = slices.DeleteFunc(kept, func(kv string) bool { return kv == "SLURM_NNODES=3" }); len(kept) != 0 { // that is of an allocation
 			t.Errorf("%s: kept of an outer job: %q", launcher, kept)

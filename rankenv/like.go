@@ -9,8 +9,8 @@ const (
 )
 
 // Like returns the variables by which another launcher tells a rank its place, for programs and wrapper scripts that read those; nil for a launcher
-// that is none of the above. It does not make MPI_Init work. OMPI_MCA_orte_hnp_uri is what JAX knows mpirun by: with it, and JAX_COORDINATOR_ADDRESS
-// that Environ gives, jax.distributed.initialize needs no arguments.
+// that is none of the above. MPI_Init goes by others. OMPI_MCA_orte_hnp_uri is what JAX knows mpirun by: with it, and JAX_COORDINATOR_ADDRESS that Environ gives,
+// jax.distributed.initialize needs no arguments. Open MPI reads it, too, and wants the form of an address, to which it does not turn.
 func (e Env) Like(launcher string) []string {
 	var vars []string
 	num := func(n int, names ...string) {
@@ -24,7 +24,7 @@ func (e Env) Like(launcher string) []string {
 		num(e.Size, "OMPI_COMM_WORLD_SIZE", "OMPI_UNIVERSE_SIZE")
 		num(e.LocalRank, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK")
 		num(e.LocalSize, "OMPI_COMM_WORLD_LOCAL_SIZE")
-		vars = append(vars, "OMPI_MCA_orte_hnp_uri=gorun")
+		vars = append(vars, "OMPI_MCA_orte_hnp_uri=0.0;tcp://127.0.0.1:1")
 	case LikeSlurm:
 		num(e.Rank, "SLURM_PROCID")
 		num(e.Size, "SLURM_NTASKS", "SLURM_NPROCS")
