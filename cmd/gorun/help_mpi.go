@@ -24,7 +24,8 @@ MPI_Abort ends the job with its code, whichever rank calls it. A rank that exits
 after MPI_Init and before MPI_Finalize ends the job with code 1, unless all the others
 end by themselves with code 0 within 2 s. MPI_Comm_spawn and MPI_Publish_name are errors to
 the program that calls them, with Open MPI MPI_Comm_create_from_group of a session, too.
-While ranks wait for others in MPI_Init or MPI_Finalize, SIGIO to gorun and --timeout tell which others have not come (help signals).
+While ranks wait for others in MPI_Init or MPI_Finalize, SIGIO to gorun and --timeout tell
+which others have not come (help signals).
 
 PMI: ranks find the process manager by PMI_FD (a socket, descriptor 3), PMI_RANK and PMI_SIZE,
 and have MPI_LOCALRANKID and MPI_LOCALNRANKS, as Hydra gives them; on several hosts also
