@@ -285,6 +285,9 @@ func (a *Account) settle(interrupt syscall.Signal, cannotRun int) {
 		if r == first {
 			r = a.wordsOrigin(first)
 		}
+		if r == first {
+			r = a.abortOrigin(first)
+		}
 		if r != first {
 			first, code = r, r.status.code()
 		}

@@ -237,3 +237,25 @@ func (r *runner) tellSilent() {
 		}
 	}
 }
+
+// maxUserAbort is the largest code that is taken for one of the user's: MPI's own errors, with which MPI_Abort is called where the user handles none, have larger ones.
+const maxUserAbort = 255
+
+// abortOrigin is the failed rank behind a call of MPI_Abort: MPI calls it, too, when a connection to another rank ends, and that may be seen before the end of that
+// rank's process. Who was killed, or left without MPI_Finalize, did not do so because of the call; who exited with another code did not if MPI made the call.
+func (a *Account) abortOrigin(first *RankAccount) *RankAccount {
+	if !first.status.MPI.Aborted {
+		return first
+	}
+	origin := first
+	for i := range a.Ranks {
+		r := &a.Ranks[i]
+		if !r.failedItself() || r.status.MPI.Aborted || r.status.MPI.Fault != "" || r.End.Sub(first.fallen()) >= lastRites {
+			continue
+		}
+		if (r.status.Signal != 0 || r.status.onlyUnfinished() || first.status.MPI.Code > maxUserAbort) && (origin == first || r.before(origin)) {
+			origin = r
+		}
+	}
+	return origin
+}
