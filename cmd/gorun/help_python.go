@@ -1,7 +1,7 @@
 package main
 
-const pythonHelp = `Programs that PyTorch's torchrun, accelerate launch or Slurm's srun start run unchanged:
-ranks have the variables of torchrun (see help environment).
+const pythonHelp = `Programs that torchrun or accelerate launch start run unchanged: ranks have the variables
+of torchrun (see help environment).
 
   torchrun --nproc_per_node 8 train.py      gorun -np 8 python train.py
   torchrun --nnodes 2 ... on each host      gorun -H a:8,b:8 python train.py, on one
