@@ -110,9 +110,13 @@ func TestLibraryAbortRegistered(t *testing.T) {
 					return err
 				}
 				if job.Rank() == culprit {
-					return w.comm.Abort(errors.New("out of patience"))
+					return errors.Join(job.Barrier(ctx), w.comm.Abort(errors.New("out of patience")))
 				}
-				return wantErr(a.wait(a.sum(n)), nccl.ErrAborted, fmt.Sprintf("by rank %d: out of patience", culprit))
+				sum := a.sum(n)
+				if err := job.Barrier(ctx); err != nil { // all others wait for the culprit
+					return err
+				}
+				return wantErr(a.wait(sum), nccl.ErrAborted, fmt.Sprintf("by rank %d: out of patience", culprit))
 			})
 			if round > 0 && job.Size() > 2 {
 				return wantErr(err, nil, "init on communicator round 1", "still occupied by communicator round 0")
