@@ -144,7 +144,7 @@ func TestReadmeCommands(t *testing.T) {
 				line = strings.Join(word, " ")
 			}
 			tried++
-			line = strings.NewReplacer("./prog", filepath.Join(bin, "barrier"), "python train.py", filepath.Join(bin, "barrier")).Replace(line)
+			line = strings.NewReplacer("./prog", filepath.Join(bin, "barrier"), "./mpi_program", filepath.Join(bin, "barrier"), "python train.py", filepath.Join(bin, "barrier"), "python train_jax.py", filepath.Join(bin, "barrier")).Replace(line)
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			cmd := exec.CommandContext(ctx, filepath.Join(bin, "gorun"), strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "gorun "))...)
 			cmd.Dir = ".."
