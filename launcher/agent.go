@@ -571,51 +571,47 @@ func (a *agent) reap() (killed int) {
 	if !a.cfg.files {
 		a.stopKeeper()
 	}
-	// Whatever a rank left behind is our child now, or a child of one. No child: nothing is left.
-	self := syscall.Getpid()
-	dead := map[int]bool{}
-	for end := time.Now().Add(reapBound); time.Now().Before(end); {
-		if len(a.cfg.spare) > 0 {
-			left := false
-			for _, p := range keeper.Processes() {
-				if p.Parent != self || a.cfg.spare[p.PID] {
-					continue
-				}
-				left = true
-				if p.State == 'Z' {
-					syscall.Wait4(p.PID, nil, syscall.WNOHANG, nil)
-				} else if syscall.Kill(p.PID, syscall.SIGKILL) == nil {
-					dead[p.PID] = true
-				}
-			}
-			if !left {
-				break
-			}
-			time.Sleep(time.Millisecond)
-			continue
-		}
-		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		if err == syscall.EINTR {
-			continue
-		}
-		if err != nil {
-			break // ECHILD
-		}
-		if pid > 0 {
-			continue
-		}
-		for _, p := range keeper.Processes() {
-			if p.Parent == self && p.State != 'Z' && syscall.Kill(p.PID, syscall.SIGKILL) == nil && !dead[p.PID] {
-				dead[p.PID] = true
-			}
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return len(dead)
+	return killChildren(a.cfg.spare, reapBound)
 }
 
 // reapBound is how long a process that was left behind may take to die of SIGKILL.
 const reapBound = time.Second
+
+// killChildren ends all children of this process but those to spare, and those that they leave to it, its subreaper, and returns how many it killed.
+// It gives up when none has been found that was not killed before for as long as bound; who has waited for the CPU for so long still looks.
+func killChildren(spare map[int]bool, bound time.Duration) (killed int) {
+	self := syscall.Getpid()
+	dead := map[int]bool{}
+	begin := time.Now()
+	for last := begin; ; time.Sleep(time.Millisecond) {
+		if len(spare) == 0 { // else it is not to be waited for any child
+			pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+			for err == syscall.EINTR || pid > 0 {
+				pid, err = syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+			}
+			if err != nil {
+				break // ECHILD: nothing is left
+			}
+		}
+		left := false
+		for _, p := range keeper.Processes() {
+			if p.Parent != self || spare[p.PID] {
+				continue
+			}
+			left = true
+			if p.State == 'Z' {
+				syscall.Wait4(p.PID, nil, syscall.WNOHANG, nil)
+			} else if syscall.Kill(p.PID, syscall.SIGKILL) == nil && !dead[p.PID] {
+				dead[p.PID] = true
+				last = time.Now()
+			}
+		}
+		if !left && len(spare) > 0 || time.Since(last) > bound || time.Since(begin) > 10*bound+time.Second {
+			break
+		}
+	}
+	return len(dead)
+}
 
 func (a *agent) stopKeeper() {
 	if a.cfg.keeper != nil && a.cfg.keeper.PID() != 0 {

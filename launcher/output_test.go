@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "rank" {
 		testRank(os.Args[2])
 	}
+	if len(os.Args) > 1 && os.Args[1] == "kill-children" {
+		testKillChildren()
+	}
 	if len(os.Args) > 2 && os.Args[1] == "reader" {
 		testReader(os.Args[2])
 	}

@@ -673,8 +673,9 @@ func (s *agentServer) endOrphans(words time.Duration) {
 		case <-next:
 			sig := steps[0]
 			steps = steps[1:]
-			if sig == 0 {
-				return // they hang in the kernel; the signal is pending
+			if sig == 0 { // they hang in the kernel, and the signal is pending; or we have waited for the CPU ourselves
+				s.host.reap()
+				return
 			}
 			s.host.signal(sig, nil)
 			next = time.After(grace)

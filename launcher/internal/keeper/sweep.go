@@ -7,7 +7,7 @@ import (
 )
 
 // Sweep kills (SIGKILL) every process of the sessions and every process that carries the job's id in its
-// environment, again and again until it finds none or the bound is over. It returns how many are left.
+// environment, again and again until it finds none, or for as long as the bound none that it had not killed before. It returns how many are left.
 // It sees what the caller may see: processes of other users are out of its reach. Ranks of other hosts of the job, which
 // may be this same machine, are theirs.
 func Sweep(job Job, sessions map[int]bool, bound time.Duration) int {
@@ -15,8 +15,9 @@ func Sweep(job Job, sessions map[int]bool, bound time.Duration) int {
 		syscall.Kill(-sid, syscall.SIGKILL)
 	}
 	self := syscall.Getpid()
-	end := time.Now().Add(bound)
-	for {
+	dead := map[int]bool{}
+	begin := time.Now()
+	for last := begin; ; {
 		found := 0
 		for _, p := range Processes() {
 			if p.PID == self || p.State == 'Z' || p.State == 'X' {
@@ -24,10 +25,13 @@ func Sweep(job Job, sessions map[int]bool, bound time.Duration) int {
 			}
 			if sessions[p.Session] || sessions[p.Group] || job.marks(readFile("/proc/"+strconv.Itoa(p.PID)+"/environ")) {
 				found++
-				syscall.Kill(p.PID, syscall.SIGKILL)
+				if syscall.Kill(p.PID, syscall.SIGKILL); !dead[p.PID] {
+					dead[p.PID] = true
+					last = time.Now()
+				}
 			}
 		}
-		if found == 0 || time.Now().After(end) {
+		if found == 0 || time.Since(last) > bound || time.Since(begin) > 10*bound {
 			return found
 		}
 		time.Sleep(2 * time.Millisecond)

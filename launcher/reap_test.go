@@ -1,0 +1,52 @@
+package launcher
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Who ends what ranks have left behind looks for it also when it has had to wait for the CPU until its time was over: with no time at all, children are
+// killed, and those that they leave are.
+func TestKillChildrenLate(t *testing.T) {
+	out, err := exec.Command(os.Args[0], "kill-children").CombinedOutput()
+	if err != nil || string(out) != "spared 2\nall 2\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// testKillChildren is a process whose children are those of a test.
+func testKillChildren() {
+	check := func(err error) {
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	}
+	check(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	start := func(script string) int {
+		pid, err := syscall.ForkExec("/bin/sh", []string{"sh", "-c", script}, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true}})
+		check(err)
+		return pid
+	}
+	two := func() {
+		start("exec sleep 1000")
+		// Its child is ours when it has ended.
+		_, err := syscall.Wait4(start("sleep 1000 >/dev/null 2>&1 &"), nil, 0, nil)
+		check(err)
+	}
+	spare := start("exec sleep 1000")
+	two()
+	fmt.Println("spared", killChildren(map[int]bool{spare: true}, 0))
+	check(syscall.Kill(spare, 0))
+	check(syscall.Kill(spare, syscall.SIGKILL))
+	_, err := syscall.Wait4(spare, nil, 0, nil)
+	check(err)
+	two()
+	fmt.Println("all", killChildren(nil, 0))
+	os.Exit(0)
+}
