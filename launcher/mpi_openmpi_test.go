@@ -3,11 +3,8 @@ package launcher
 import (
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 // Programs with Open MPI find each other, too.
@@ -26,14 +23,7 @@ func TestOpenMPI(t *testing.T) {
 		{"children that keep the socket", []string{"2 fork"}, right(2, one)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			acct, out, errs := mpiJob(t, prog, Job{}, Options{}, c.args...)
-			if acct.Code != 0 {
-				t.Fatalf("code %d: %s%s", acct.Code, acct.Summary(), errs)
-			}
-			if diff := cmp.Diff(sortedLines(out), c.want); diff != "" {
-				t.Errorf("-got +want:\n%s", diff)
-			}
-			nothingOfPMIx(t, acct.Job)
+			nothingOfPMIx(t, mpiSays(t, prog, c.want, c.args...).Job)
 		})
 	}
 }
@@ -66,37 +56,14 @@ func TestOpenMPIEnds(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			acct, _, errs := mpiJob(t, prog, c.job, Options{}, c.args...)
-			first, _, _ := strings.Cut(acct.Summary(), "\n")
-			first = regexp.MustCompile(` \(.*?host .*?, pid \d+\)| after [0-9.]+[a-zµ]+$`).ReplaceAllString(first, "")
-			if acct.Code != c.code || acct.Cause != c.cause || first != c.summary {
-				t.Errorf("got code %d, cause %d, %q, want code %d, cause %d, %q; stderr %s", acct.Code, acct.Cause, first, c.code, c.cause, c.summary, errs)
-			}
+			mpiEnded(t, acct, errs, c.code, c.cause, c.summary)
 			nothingOfPMIx(t, acct.Job)
 		})
 	}
 }
 
 func TestOpenMPIRestarts(t *testing.T) {
-	prog := mpiProgram(t, "mpicc.openmpi")
-	twice := 2
-	job := Job{Restarts: &twice, MPI: MPIPMIx}
-	sh, err := FindProgram("sh", os.Getenv("PATH"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	job.Apps = []App{{NP: 2, Program: "sh", Args: []string{"-c", "[ $GORUN_RESTART = 1 ] && exec $PROG check; exec $PROG abort 0 5"}}}
-	p, err := job.Plan(Facts{Programs: []Program{sh}, Host: "here", Dir: t.TempDir(), Environ: append(os.Environ(), "PROG="+prog.Path)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, stderr := &sink{}, &sink{}
-	acct := Run(t.Context(), p, Options{Stdout: stdout, Stderr: stderr})
-	if acct.Code != 0 || acct.Restarts != 1 {
-		t.Fatalf("code %d after %d restarts, want 0 after 1: %s", acct.Code, acct.Restarts, stderr.text())
-	}
-	if diff := cmp.Diff(sortedLines(stdout.text()), right(2, func(int) int { return 0 })); diff != "" {
-		t.Errorf("-got +want:\n%s", diff)
-	}
+	mpiRestarts(t, mpiProgram(t, "mpicc.openmpi"), Job{MPI: MPIPMIx})
 }
 
 // A rank's library may be too old, or no PMIx at all; and what it has to say for the user comes with the rank's stderr.
@@ -124,11 +91,7 @@ printf '\377\377\377\377\377\377\377\377'"\\x$(printf %02x $(printf "$body" | wc
 			}
 			stderr := &sink{}
 			acct := Run(t.Context(), p, Options{Stderr: stderr})
-			first, _, _ := strings.Cut(acct.Summary(), "\n")
-			first = regexp.MustCompile(` \(.*?host .*?, pid \d+\)| after [0-9.]+[a-zµ]+$`).ReplaceAllString(first, "")
-			if acct.Code != 1 || acct.Cause != 1 || first != c.want {
-				t.Errorf("code %d, cause %d\n got %s\nwant %s\nstderr %s", acct.Code, acct.Cause, first, c.want, stderr.text())
-			}
+			mpiEnded(t, acct, stderr.text(), 1, 1, c.want)
 		})
 	}
 }

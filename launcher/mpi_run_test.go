@@ -32,7 +32,8 @@ func mpiProgram(t *testing.T, compiler string) Program {
 	return p
 }
 
-// mpiJob runs a program with MPI, each element of args as one of the job's programs: a number of ranks, and arguments.
+// mpiJob runs a program with MPI, each element of args as one of the job's programs: a number of ranks, and arguments. Scripts (sh ...) find the
+// process manager of the job, PMI where it names none.
 func mpiJob(t *testing.T, prog Program, job Job, o Options, args ...string) (acct *Account, out, errs string) {
 	t.Helper()
 	var facts []Program
@@ -48,7 +49,10 @@ func mpiJob(t *testing.T, prog Program, job Job, o Options, args ...string) (acc
 			if p, err = FindProgram("sh", os.Getenv("PATH")); err != nil {
 				t.Fatal(err)
 			}
-			app = App{NP: np, Program: "sh", Args: []string{"-c", strings.TrimSpace(strings.SplitN(a, "sh", 2)[1])}, MPI: MPIPMI}
+			app = App{NP: np, Program: "sh", Args: []string{"-c", strings.TrimSpace(strings.SplitN(a, "sh", 2)[1])}, MPI: job.MPI}
+			if app.MPI == "" {
+				app.MPI = MPIPMI
+			}
 		}
 		job.Apps = append(job.Apps, app)
 		facts = append(facts, p)
@@ -66,7 +70,47 @@ func mpiJob(t *testing.T, prog Program, job Job, o Options, args ...string) (acc
 	return acct, stdout.text(), stderr.text()
 }
 
-// lines are the sorted lines of a text.
+// mpiSays runs a job of mpiJob that has to end well, its ranks having written the lines of want.
+func mpiSays(t *testing.T, prog Program, want []string, args ...string) *Account {
+	t.Helper()
+	acct, out, errs := mpiJob(t, prog, Job{}, Options{}, args...)
+	if acct.Code != 0 {
+		t.Fatalf("code %d: %s%s", acct.Code, acct.Summary(), errs)
+	}
+	if diff := cmp.Diff(sortedLines(out), want); diff != "" {
+		t.Errorf("-got +want:\n%s", diff)
+	}
+	return acct
+}
+
+// mpiEnded fails the test if a job has not ended so: its exit code, the rank that is the cause, and the summary's first line without host and times.
+func mpiEnded(t *testing.T, acct *Account, errs string, code, cause int, summary string) {
+	t.Helper()
+	first, _, _ := strings.Cut(acct.Summary(), "\n")
+	first = regexp.MustCompile(` \(.*?host .*?, pid \d+\)| after [0-9.]+[a-zµ]+$`).ReplaceAllString(first, "")
+	if acct.Code != code || acct.Cause != cause || first != summary {
+		t.Errorf("got code %d, cause %d, %q, want code %d, cause %d, %q; stderr %s", acct.Code, acct.Cause, first, code, cause, summary, errs)
+	}
+}
+
+// mpiRestarts runs a job whose first attempt is ended by MPI_Abort and whose second one ends well.
+func mpiRestarts(t *testing.T, prog Program, job Job) {
+	t.Helper()
+	twice := 2
+	job.Restarts = &twice
+	acct, out, errs := mpiJob(t, prog, job, Options{}, "2 sh [ $GORUN_RESTART = 1 ] && exec $PROG check; exec $PROG abort 0 5")
+	if acct.Code != 0 || acct.Restarts != 1 {
+		t.Fatalf("code %d after %d restarts, want 0 after 1: %s", acct.Code, acct.Restarts, errs)
+	}
+	if diff := cmp.Diff(sortedLines(out), right(2, func(int) int { return 0 })); diff != "" {
+		t.Errorf("-got +want:\n%s", diff)
+	}
+	if !strings.Contains(errs, "called MPI_Abort with code 5") {
+		t.Errorf("stderr %s", errs)
+	}
+}
+
+// sortedLines are the sorted lines of a text.
 func sortedLines(text string) []string {
 	l := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	slices.Sort(l)
@@ -104,13 +148,7 @@ func TestMPICH(t *testing.T) {
 		{"MPI_Publish_name", []string{"1 publish"}, append(right(1, one), "publish: error 1")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			acct, out, errs := mpiJob(t, prog, Job{}, Options{}, c.args...)
-			if acct.Code != 0 {
-				t.Fatalf("code %d: %s%s", acct.Code, acct.Summary(), errs)
-			}
-			if diff := cmp.Diff(sortedLines(out), c.want); diff != "" {
-				t.Errorf("-got +want:\n%s", diff)
-			}
+			mpiSays(t, prog, c.want, c.args...)
 		})
 	}
 }
@@ -150,30 +188,13 @@ func TestMPIEnds(t *testing.T) {
 			if told := strings.Contains(errs, "no rank asked for its place by pmi: if it called MPI_Init, each rank was alone"); told != strings.HasSuffix(c.args[0], "never") {
 				t.Errorf("that no rank asked is told: %v; stderr %s", told, errs)
 			}
-			first, _, _ := strings.Cut(acct.Summary(), "\n")
-			first = regexp.MustCompile(` \(.*?host .*?, pid \d+\)| after [0-9.]+[a-zµ]+$`).ReplaceAllString(first, "")
-			if acct.Code != c.code || acct.Cause != c.cause || first != c.summary {
-				t.Errorf("got code %d, cause %d, %q, want code %d, cause %d, %q; stderr %s", acct.Code, acct.Cause, first, c.code, c.cause, c.summary, errs)
-			}
+			mpiEnded(t, acct, errs, c.code, c.cause, c.summary)
 		})
 	}
 }
 
 // A job that is started again begins anew.
-func TestMPIRestarts(t *testing.T) {
-	prog := mpiProgram(t, "mpicc.mpich")
-	twice := 2
-	acct, out, errs := mpiJob(t, prog, Job{Restarts: &twice}, Options{}, "2 sh [ $GORUN_RESTART = 1 ] && exec $PROG check; exec $PROG abort 0 5")
-	if acct.Code != 0 || acct.Restarts != 1 {
-		t.Fatalf("code %d after %d restarts, want 0 after 1: %s", acct.Code, acct.Restarts, errs)
-	}
-	if diff := cmp.Diff(sortedLines(out), right(2, func(int) int { return 0 })); diff != "" {
-		t.Errorf("-got +want:\n%s", diff)
-	}
-	if !strings.Contains(errs, "called MPI_Abort with code 5") {
-		t.Errorf("stderr %s", errs)
-	}
-}
+func TestMPIRestarts(t *testing.T) { mpiRestarts(t, mpiProgram(t, "mpicc.mpich"), Job{}) }
 
 // Who keeps the others waiting in MPI_Init is told, on a signal, and when the job's time is over.
 func TestMPIWaitIsTold(t *testing.T) {
