@@ -666,6 +666,7 @@ func (s *agentServer) endOrphans(words time.Duration) {
 	s.host.stopForks()
 	grace := min(s.job.KillGrace, orphanGrace)
 	next := time.After(words)
+wait:
 	for steps := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL, 0}; !s.forked || s.nEnded < s.nStarted; {
 		select {
 		case e := <-s.events:
@@ -674,8 +675,7 @@ func (s *agentServer) endOrphans(words time.Duration) {
 			sig := steps[0]
 			steps = steps[1:]
 			if sig == 0 { // they hang in the kernel, and the signal is pending; or we have waited for the CPU ourselves
-				s.host.reap()
-				return
+				break wait
 			}
 			s.host.signal(sig, nil)
 			next = time.After(grace)

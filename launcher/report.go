@@ -1,8 +1,6 @@
 package launcher
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,7 +37,12 @@ func linkedFile(name string) string {
 		return name
 	}
 	if !filepath.IsAbs(to) {
-		to = filepath.Join(filepath.Dir(name), to)
+		// Of the directory's own name, as the kernel does: a ".." leaves where the directory is, not where a link to it is.
+		dir, err := filepath.EvalSymlinks(filepath.Dir(name))
+		if err != nil {
+			return name
+		}
+		to = filepath.Join(dir, to)
 	}
 	return linkedFile(to)
 }
@@ -56,9 +59,7 @@ func writeWhole(file string, data []byte) error {
 		_, err = f.Write(data)
 		return errors.Join(err, f.Close())
 	}
-	var random [8]byte
-	rand.Read(random[:])
-	tmp := filepath.Join(filepath.Dir(file), ".gorun-report-"+hex.EncodeToString(random[:]))
+	tmp := filepath.Join(filepath.Dir(file), ".gorun-report-"+newID())
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err

@@ -118,3 +118,17 @@ func TestReportPermissions(t *testing.T) {
 		}
 	}
 }
+
+// A link to a file that is not there yet leads where the kernel would make it, also through a directory that is a link.
+func TestReportLinkThroughALink(t *testing.T) {
+	dir := t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "x/y"), 0o700), os.Symlink("x/y", filepath.Join(dir, "d")), os.Symlink("../new", filepath.Join(dir, "x/y/r"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&Account{Job: "x"}).WriteReport(filepath.Join(dir, "d/r")); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Lstat(filepath.Join(dir, "x/new")); err != nil || !info.Mode().IsRegular() {
+		t.Errorf("%v, %v: want the report in x/new", info, err)
+	}
+}

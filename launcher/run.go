@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"runtime"
@@ -670,6 +671,9 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 		r.look(func() {
 			if r.lastSig == 0 { // no signal to gorun was faster
 				r.traces, r.lateTraces = tracers(r.acct.Hang.Ranks)
+				if r.sequence[0] == syscall.SIGKILL { // no SIGTERM comes, in whose place the others would be asked
+					maps.Copy(r.lateTraces, r.traces)
+				}
 				r.escalate()
 				r.remindLater()
 			}

@@ -307,12 +307,12 @@ func (l *hostLinks) read(r *bufio.Reader, rank int) error {
 		if n > maxFrame {
 			return fmt.Errorf("frame of %d bytes", n)
 		}
+		tell(n)
 		switch kind {
 		case frameData:
 			if !h.seg.owns(rank, off, n) {
 				return fmt.Errorf("%d bytes at %d of the segment are not its own", n, off)
 			}
-			tell(n)
 			if _, err := io.ReadFull(r, h.seg.b[off:off+n]); err != nil {
 				return err
 			}

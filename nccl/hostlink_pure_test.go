@@ -16,6 +16,12 @@ import (
 
 // A word that a member of another host has published is told at once to those who wait for it on this one, also where what comes behind it is on its way for long.
 func TestWordBeforeSlowData(t *testing.T) {
+	t.Run("data", func(t *testing.T) { wordBeforeSlow(t, frameData, 1000, atTable) })
+	t.Run("word", func(t *testing.T) { wordBeforeSlow(t, frameWord, 8, atPhase+8) })
+}
+
+// wordBeforeSlow has a frame of late bytes come half, behind a word.
+func wordBeforeSlow(t *testing.T, kind, late uint64, at int) {
 	dev, err := cuda.Open("host")
 	if err != nil {
 		t.Fatal(err)
@@ -31,10 +37,9 @@ func TestWordBeforeSlowData(t *testing.T) {
 	head := func(kind, n, off uint64) []byte {
 		return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, kind<<56|n), off)
 	}
-	const late = 1000 // bytes
 	word := uint64(h.seg.rankAt(1) + atPhase)
 	first := binary.LittleEndian.AppendUint64(head(frameWord, 8, word), 7)
-	first = append(first, head(frameData, late, uint64(h.seg.rankAt(1)+atTable))...)
+	first = append(first, head(kind, late, uint64(h.seg.rankAt(1)+at))...)
 	first = append(first, make([]byte, late/2)...)
 	in, out := io.Pipe()
 	done := make(chan error, 1)
@@ -44,7 +49,7 @@ func TestWordBeforeSlowData(t *testing.T) {
 	}
 	for end := time.Now().Add(10 * time.Second); atomic.LoadUint32(&bell[0]) == 0; runtime.Gosched() {
 		if time.Now().After(end) {
-			t.Fatal("nobody was told of the word while the data behind it was late")
+			t.Fatal("nobody was told of the word while what is behind it was late")
 		}
 	}
 	if got := h.seg.word(int(word)).Load(); got != 7 {

@@ -360,6 +360,9 @@ func (l *library) make(ctx context.Context, call func() (*ncclsys.Pending[ncclsy
 		case <-patience:
 			return end.comm, end.err
 		case <-ctx.Done():
+			if patience != nil { // the library has said why
+				return end.comm, end.err
+			}
 			err = l.late(ctx)
 		case <-tick.C:
 			l.c.askFar(0, time.Since(began))

@@ -31,7 +31,7 @@ type gpuTest struct {
 func newBundle(t *testing.T) *gpuTest {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("-short: these are scripts, of which the race detector sees nothing")
+		t.Skip("-short: these are scripts")
 	}
 	b := &gpuTest{t, t.TempDir()}
 	// Ranks one after the other are enough here.

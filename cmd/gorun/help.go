@@ -228,7 +228,7 @@ What ranks of MPI programs get beside these: help mpi.
 // isSet reports whether gorun sets the variable for each rank.
 func isSet(name string) bool {
 	for _, v := range rankenv.Vars {
-		if v.Name == name {
+		if v.Name == name && v.By != rankenv.ByUser {
 			return true
 		}
 	}

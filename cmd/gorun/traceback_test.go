@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"testing"
@@ -18,10 +17,7 @@ func TestTimeoutTellsTracebacks(t *testing.T) {
 		python, err = exec.LookPath("python3")
 	}
 	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("python3 is not installed, and GORUN_CI=1 demands it")
-		}
-		t.Skip("python3 is not installed")
+		lacking(t, "python3 is not installed")
 	}
 	script := `cat >$RANKDIR/$RANK.py <<'.'
 import os, signal, sys, time
@@ -53,5 +49,18 @@ $`)
 			}
 			return nil
 		})
+	})
+	// Without a grace no SIGTERM comes, and they still write.
+	at := regexp.MustCompile(`File "\S+2\.py", line 3 in load_batch`)
+	slowly(t, 2*time.Second, func(d time.Duration) error {
+		j := newJob(t, "-np", "4", "--kill-grace", "0s", "--timeout", d.String(), "-x", "PYTHONFAULTHANDLER=1", "sh", "-c", script)
+		if got := j.run(); got != launcher.ExitTimeout {
+			t.Errorf("without a grace: exit code %d", got)
+		}
+		j.gone()
+		if text := j.err.String(); !at.MatchString(text) {
+			return fmt.Errorf("without a grace: stderr\n%s\nwant %v", text, at)
+		}
+		return nil
 	})
 }

@@ -31,8 +31,6 @@ const (
 	maxPuts = 48 << 20
 	// writeBound bounds the write of an answer: who does not read it has gone, or is no client.
 	writeBound = 10 * time.Second
-	// endBound bounds the wait for what a process had said when it ended.
-	endBound = time.Second
 )
 
 // server serves the ranks of one host.
@@ -429,12 +427,7 @@ func (s *server) Ended(number int) procman.Departure {
 	if started {
 		// What is there is still read, and then comes an end, though a child of the process may have the socket, too.
 		shutdown(r.conn, unix.SHUT_RD)
-		bound := time.NewTimer(endBound)
-		select {
-		case <-r.eof:
-		case <-bound.C:
-		}
-		bound.Stop()
+		procman.AwaitEnd(r.eof)
 	}
 	s.mu.Lock()
 	r.ended, r.last = true, false

@@ -177,8 +177,12 @@ func (s *server) published(number int) {
 	k := s.ranks[number]
 	wait := k.wait
 	k.wait = nil
+	if len(wait) == 0 {
+		return
+	}
+	data := s.publishedBy(number)
 	for _, q := range wait {
-		q.conn.answer(q.tag, s.publishedBy(number))
+		q.conn.answer(q.tag, data)
 	}
 }
 

@@ -68,7 +68,7 @@ type rank struct {
 const (
 	// maxNamespace bounds what clients hold of a namespace.
 	maxNamespace = 255
-	// endBound bounds the wait for what a process had said when it ended.
+	// endBound bounds what is still written to a rank, and how long the kernel is asked whose a connection is.
 	endBound = time.Second
 )
 
@@ -193,12 +193,7 @@ func (s *server) Ended(number int) procman.Departure {
 		}
 	}
 	s.mu.Unlock()
-	bound := time.NewTimer(endBound)
-	select {
-	case <-idle:
-	case <-bound.C:
-	}
-	bound.Stop()
+	procman.AwaitEnd(idle)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.ended = true
@@ -242,14 +237,11 @@ func (s *server) Standing(number int) node.Standing {
 // wait is a wait for ranks of the world, ascending.
 func (s *server) wait(w node.Wait, since time.Time, ranks []int) node.Wait {
 	w.For = time.Since(since)
-	for _, r := range ranks {
-		rank := s.w.Ranks[r]
-		if n := len(w.Members); n > 0 && w.Members[n-1][0]+w.Members[n-1][1] == rank {
-			w.Members[n-1][1]++
-			continue
-		}
-		w.Members = append(w.Members, [2]int{rank, 1})
+	of := make([]int, len(ranks))
+	for i, r := range ranks {
+		of[i] = s.w.Ranks[r]
 	}
+	w.Members = node.Runs(of)
 	return w
 }
 

@@ -5,6 +5,7 @@ package procman
 import (
 	"os"
 	"slices"
+	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
 )
@@ -78,4 +79,17 @@ type Server interface {
 	Standing(rank int) node.Standing
 	// Close ends the server. No process of a rank runs any more.
 	Close() error
+}
+
+// endBound bounds the wait for what a process had said when it ended.
+const endBound = time.Second
+
+// AwaitEnd waits until a server has read all that a process that has ended had said; a second at most.
+func AwaitEnd(read <-chan struct{}) {
+	bound := time.NewTimer(endBound)
+	defer bound.Stop()
+	select {
+	case <-read:
+	case <-bound.C:
+	}
 }

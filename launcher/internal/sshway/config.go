@@ -525,7 +525,6 @@ func (e *evaluation) askClient(ctx context.Context, file string, t way.Target) e
 	var out, errText bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errText
 	if err := procgroup.Run(cmd); err != nil { // with a command of Match exec
-
 		if msg := strings.TrimSpace(errText.String()); msg != "" {
 			return fmt.Errorf("ssh -G %s: %w: %s", t.Host(), err, msg)
 		}
