@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // Programs with Open MPI find each other, too.
@@ -68,7 +70,7 @@ func TestOpenMPIRestarts(t *testing.T) {
 
 // A rank's library may be too old, or no PMIx at all; and what it has to say for the user comes with the rank's stderr.
 func TestPMIxClients(t *testing.T) {
-	bash := toolFor(t, "bash") // it opens TCP connections
+	bash := citest.Program(t, "bash") // it opens TCP connections
 	// A client's first message: a header with how long the rest is, and who it is.
 	script := `exec 4<>/dev/tcp/127.0.0.1/${PMIX_SERVER_URI3##*:}
 body="native\000\000\000\000\000\000${PMIX_NAMESPACE}\000\000\000\000\001VERSION\000v3\000\001hash\000"

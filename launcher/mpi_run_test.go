@@ -15,12 +15,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // mpiProgram is testdata/mpi/mpi.c, built by an MPI's compiler; the test is skipped where that is missing.
 func mpiProgram(t *testing.T, compiler string) Program {
 	t.Helper()
-	cc := toolFor(t, compiler)
+	cc := citest.Program(t, compiler)
 	file := filepath.Join(t.TempDir(), "mpi")
 	if out, err := exec.Command(cc, "-O1", "-o", file, "testdata/mpi/mpi.c").CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", compiler, err, out)

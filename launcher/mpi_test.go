@@ -3,7 +3,6 @@ package launcher
 import (
 	"fmt"
 	"maps"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // needing makes an executable that needs a library of the given name, and says its path.
@@ -32,7 +32,7 @@ func needing(t *testing.T, gcc, dir, name, lib string) string {
 
 // The process manager that ranks find, and what is said where they find none.
 func TestMPIChoice(t *testing.T) {
-	gcc := toolFor(t, "gcc")
+	gcc := citest.Program(t, "gcc")
 	dir := t.TempDir()
 	made := map[string]Program{}
 	for _, lib := range []string{"libmpi.so.1", "libmpich.so.10", "libmpi.so.12", "libmpifort.so.12", "libmpir.so.23", "libmpi.so.20", "libmpi.so.40", "libmpi_abi.so.0"} {
@@ -128,19 +128,6 @@ func TestMPIChoice(t *testing.T) {
 			}
 		})
 	}
-}
-
-// toolFor is the path of a program that a test needs.
-func toolFor(t *testing.T, name string) string {
-	t.Helper()
-	path, err := exec.LookPath(name)
-	if err != nil && os.Getenv("GORUN_CI") == "1" {
-		t.Fatalf("%s is missing, and GORUN_CI=1 demands it", name)
-	}
-	if err != nil {
-		t.Skipf("%s is missing: it builds the programs of this test", name)
-	}
-	return path
 }
 
 func TestWithoutManagers(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // python makes an interpreter with an mpi4py that is linked with a library, or none, and says the interpreter's path.
@@ -19,7 +20,7 @@ func python(t *testing.T, dir string, libraries ...string) string {
 		t.Fatal(err)
 	}
 	for _, lib := range libraries {
-		made := needing(t, toolFor(t, "gcc"), t.TempDir(), "x", lib)
+		made := needing(t, citest.Program(t, "gcc"), t.TempDir(), "x", lib)
 		packages := filepath.Join(dir, "lib/python3.11/site-packages/mpi4py")
 		if err := os.MkdirAll(packages, 0o755); err != nil {
 			t.Fatal(err)
@@ -46,7 +47,7 @@ func TestScriptMPI(t *testing.T) {
 	write(t, dir+"/env", "#!/usr/bin/env -S "+mpich+"\nimport mpi4py.MPI\n", 0o755)
 	write(t, dir+"/shell", "#!/bin/sh\nimport mpi4py\n", 0o755)
 	write(t, dir+"/long.py", strings.Repeat("#\n", maxScript)+"import mpi4py\n", 0o644)
-	needing(t, toolFor(t, "gcc"), dir, "linked", "libmpich.so.12")
+	needing(t, citest.Program(t, "gcc"), dir, "linked", "libmpich.so.12")
 	tool := dir + "/bin/tool"
 	write(t, tool, "#!/bin/sh\n", 0o755)
 	write(t, dir+"/bin/mpiexec.hydra", "#!/bin/sh\n", 0o755)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // beside has a test run beside others: its hosts are its own, and most of its time it waits. With -short under the race detector it is
@@ -355,12 +356,7 @@ func TestHostsRun(t *testing.T) {
 		clean(t, h)
 	})
 	t.Run("here and there", func(t *testing.T) {
-		if _, err := exec.LookPath("bash"); err != nil {
-			if os.Getenv("GORUN_CI") == "1" {
-				t.Fatal(err)
-			}
-			t.Skip("no bash, whose /dev/tcp is a ProxyCommand")
-		}
+		citest.Program(t, "bash") // its /dev/tcp is a ProxyCommand
 		// What ranks leave behind is ended on both, also what hides; the way to h1, a child of gorun as well, is not.
 		config, err := os.ReadFile(h.SSHConfig)
 		if err != nil {

@@ -14,7 +14,6 @@ import (
 	"log"
 	"net"
 	"os"
-	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
@@ -29,6 +28,7 @@ import (
 
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // The test binary's other lives on hosts: a rank that takes part until SIGUSR1 comes, and two who have no business there.
@@ -155,12 +155,7 @@ func forms(key []byte) map[string][]byte {
 // What a job keeps to itself, looked at from outside while it runs on two hosts. Its key is taken from what OpenSSH's client is given to carry.
 func TestHostsSecrecy(t *testing.T) {
 	beside(t)
-	if _, err := exec.LookPath("ssh"); err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
+	citest.Program(t, "ssh")
 	h := newHosts(t, 2, testhosts.Options{})
 	for i := range h.Hosts {
 		for _, file := range []string{"/root/rank", "/tmp/intruder"} {

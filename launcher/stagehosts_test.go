@@ -21,6 +21,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // stageJob prepares gorun in a directory that the hosts lack, with one rank on each host.
@@ -227,13 +228,7 @@ func TestStageProgram(t *testing.T) {
 		})
 	}
 	t.Run("a library is missing", func(t *testing.T) {
-		gcc, err := exec.LookPath("gcc")
-		if err != nil {
-			if os.Getenv("GORUN_CI") != "" {
-				t.Fatal(err)
-			}
-			t.Skip(err)
-		}
+		gcc := citest.Program(t, "gcc")
 		dir := t.TempDir()
 		write(t, dir+"/far.c", "int far(void) { return 0; }\n", 0o644)
 		write(t, dir+"/main.c", "int far(void); int main(void) { return far(); }\n", 0o644)

@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // runner is the script that runs a GPU bundle.
@@ -94,13 +96,7 @@ type gpuStep struct {
 // run runs the script and returns its output, exit code and the folder of its files.
 func (b *gpuTest) run(env []string, args ...string) (stdout string, code int, out string) {
 	b.t.Helper()
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			b.t.Fatal(err)
-		}
-		b.t.Skip("no bash")
-	}
+	bash := citest.Program(b.t, "bash")
 	out = filepath.Join(b.t.TempDir(), "out")
 	cmd := exec.CommandContext(b.t.Context(), bash, append([]string{runner, "--out", out}, args...)...)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
@@ -473,18 +469,10 @@ func TestBundleUsage(t *testing.T) {
 // TestBundleScripts packs a bundle without programs: its scripts work where it lies.
 func TestBundleScripts(t *testing.T) {
 	if _, err := os.Stat("../../.git"); err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("no checkout, and GORUN_CI=1 demands it")
-		}
-		t.Skip("no checkout: what is packed is what git lists")
+		citest.Lacking(t, "a checkout: what is packed is what git lists")
 	}
 	for _, prog := range []string{"bash", "git"} {
-		if _, err := exec.LookPath(prog); err != nil {
-			if os.Getenv("GORUN_CI") == "1" {
-				t.Fatal(err)
-			}
-			t.Skip(err)
-		}
+		citest.Program(t, prog)
 	}
 	b := &gpuTest{t, t.TempDir()}
 	b.script("go", `[ "$1" != env ] || echo `+runtime.GOARCH)

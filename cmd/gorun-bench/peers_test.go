@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // asMain makes the test binary gorun-bench.
@@ -75,13 +77,7 @@ func (p *peersTest) script(name, text string) {
 // run runs the script with the folder's programs.
 func (p *peersTest) run(args ...string) (text string, code int) {
 	p.t.Helper()
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			p.t.Fatal(err)
-		}
-		p.t.Skip("no bash")
-	}
+	bash := citest.Program(p.t, "bash")
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, bash, append([]string{p.program}, args...)...)
@@ -331,13 +327,7 @@ func TestPeersUsage(t *testing.T) {
 
 // TestPeersTorch: Python reads the script.
 func TestPeersTorch(t *testing.T) {
-	python, err := exec.LookPath("python3")
-	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip("no python3")
-	}
+	python := citest.Program(t, "python3")
 	text, err := exec.Command(python, "-c", `import ast, sys; ast.parse(open(sys.argv[1]).read())`, "../../.ci/gpu/peers_torch.py").CombinedOutput()
 	if err != nil {
 		t.Errorf("%v\n%s", err, text)

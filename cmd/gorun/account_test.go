@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // report is what a test reads of a job's report.
@@ -383,14 +384,14 @@ func controlGroup(t *testing.T, controller, older, unified string) (dir, limit s
 		})
 		return dir, limit
 	}
-	lacking(t, "no control group with a limit of %s can be made here: %v", controller, why)
+	citest.Lacking(t, "a control group with a limit of %s: %v", controller, why)
 	return "", ""
 }
 
 // Row 43: a directory or a program that one host lacks is told once, with the host's name, and nothing is left running.
 func TestMissingOnOneHost(t *testing.T) {
 	if out, err := exec.Command("unshare", "-m", "true").CombinedOutput(); err != nil {
-		lacking(t, "no namespaces here: %v: %s", err, out)
+		citest.Lacking(t, "namespaces: %v: %s", err, out)
 	}
 	home := remoteHome(t)
 	dir := t.TempDir()

@@ -4,6 +4,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // As root of a container gorun starts ranks as it does elsewhere, and has nothing to say of that.
@@ -15,7 +17,7 @@ func TestRootInAUserNamespace(t *testing.T) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 	}
 	if err := j.cmd.Start(); err != nil {
-		lacking(t, "no user namespace: %v", err)
+		citest.Lacking(t, "a user namespace: %v", err)
 	}
 	code := j.wait()
 	if code != 0 || j.out.String() != "0\n0\n" || j.err.Len() > 0 {

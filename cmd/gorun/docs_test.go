@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gorun-dev/gorun/launcher"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // golden compares text with a file in testdata, which -update writes.
@@ -42,10 +43,7 @@ func TestManPage(t *testing.T) {
 			t.Errorf("line %d is a request: %q", i+1, line)
 		}
 	}
-	groff, err := exec.LookPath("groff")
-	if err != nil {
-		lacking(t, "no groff")
-	}
+	groff := citest.Program(t, "groff")
 	cmd := exec.Command(groff, "-man", "-Tascii", "-ww", "-b", "-P-cbou")
 	cmd.Stdin = strings.NewReader(page)
 	var out, said bytes.Buffer
@@ -146,10 +144,7 @@ func TestTopicsAreListed(t *testing.T) {
 func TestCompletionScripts(t *testing.T) {
 	for shell, check := range map[string][]string{"bash": {"-n"}, "zsh": {"-n"}, "fish": {"--no-execute"}} {
 		t.Run(shell, func(t *testing.T) {
-			path, err := exec.LookPath(shell)
-			if err != nil {
-				lacking(t, "no %s", shell)
-			}
+			path := citest.Program(t, shell)
 			j := newJob(t, "completion", shell)
 			if got := j.run(); got != 0 || !strings.Contains(j.out.String(), "__complete") {
 				t.Fatalf("exit code %d, %d bytes: %s", got, j.out.Len(), j.err.String())

@@ -83,12 +83,3 @@ func TestScripts(t *testing.T) {
 		},
 	})
 }
-
-// lacking ends a test for want of a part of the machine: it is skipped, and fails where GORUN_CI=1 says that the part must be there.
-func lacking(t *testing.T, format string, args ...any) {
-	t.Helper()
-	if os.Getenv("GORUN_CI") == "1" {
-		t.Fatalf("GORUN_CI=1 demands what is not here: "+format, args...)
-	}
-	t.Skipf(format, args...)
-}

@@ -8,6 +8,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // armHost runs a line as the sshd of a host would; the host is b if its name says so: there the kernel runs arm64 programs, through qemu, and
@@ -27,10 +29,6 @@ func TestTwoArchitectures(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: builds gorun for two architectures")
 	}
-	need := func(what string) {
-		t.Helper()
-		lacking(t, "%s", what)
-	}
 	if runtime.GOARCH != "amd64" {
 		t.Skip("arm64 is the other architecture here: this machine is of " + runtime.GOARCH)
 	}
@@ -42,7 +40,7 @@ func TestTwoArchitectures(t *testing.T) {
 		}
 	}
 	if qemu == "" {
-		need("qemu-aarch64 is not there (package qemu-user)")
+		citest.Lacking(t, "qemu-aarch64 (package qemu-user)")
 	}
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
@@ -62,7 +60,7 @@ func TestTwoArchitectures(t *testing.T) {
 	try := exec.Command(host, "b", "uname -m")
 	try.Env = env
 	if out, err := try.CombinedOutput(); err != nil || string(out) != "aarch64\n" {
-		need("this kernel has no binfmt_misc in namespaces (Linux 6.7 or later): " + strings.TrimSpace(string(out)))
+		citest.Lacking(t, "binfmt_misc in namespaces (Linux 6.7 or later): %s", strings.TrimSpace(string(out)))
 	}
 	// The two are of one build, as gorun demands.
 	for arch, name := range map[string]string{"amd64": "gorun", "arm64": "gorun-linux-arm64"} {

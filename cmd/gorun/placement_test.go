@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // ownCPUs are the CPUs that this process may use; at least n.
@@ -30,7 +31,7 @@ func ownCPUs(t *testing.T, n int) []int {
 		}
 	}
 	if len(cpus) < n {
-		lacking(t, "%d CPUs are there, %d are needed", len(cpus), n)
+		citest.Lacking(t, "%d CPUs, of which %d are here", n, len(cpus))
 	}
 	return cpus
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // terminal is a pseudo-terminal; gorun under test is in its foreground.
@@ -27,7 +29,7 @@ func openTerminal(t *testing.T) (master, slave *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		lacking(t, "no pseudo-terminals: %v", err)
+		citest.Lacking(t, "pseudo-terminals: %v", err)
 	}
 	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
 	if err == nil {
@@ -100,10 +102,7 @@ func TestTypeAheadIsTheShells(t *testing.T) {
 
 // In the background nothing is read: what is typed is for others. In the foreground again, it is.
 func TestBackgroundReadsNothing(t *testing.T) {
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		lacking(t, "no bash: a shell with job control is needed")
-	}
+	bash := citest.Program(t, "bash") // it has job control
 	j := newJob(t)
 	j.cmd = exec.Command(bash, "--norc", "-c", `set -m
 gorun sh -c 'read x || echo "started there: end"' & wait

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // Row 7: ranks get what they may want to know with its real number, and never what is gorun's own affair.
@@ -150,7 +152,7 @@ func TestSurroundings(t *testing.T) {
 func TestContainers(t *testing.T) {
 	unraced(t)
 	if out, err := exec.Command("unshare", "-Urpf", "--mount-proc", "true").CombinedOutput(); err != nil {
-		lacking(t, "no namespaces here: %v: %s", err, out)
+		citest.Lacking(t, "namespaces: %v: %s", err, out)
 	}
 	for _, c := range []struct{ name, script, id string }{
 		{"root", `exec unshare -Ur "$@"`, "0"},
@@ -297,10 +299,7 @@ func TestNestedJobs(t *testing.T) {
 
 // Row 8: Ctrl-Z in a shell with job control stops gorun and its ranks, the shell has the terminal, and fg lets all go on.
 func TestShellJobControl(t *testing.T) {
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		lacking(t, "bash is not installed")
-	}
+	bash := citest.Program(t, "bash")
 	home := remoteHome(t)
 	for _, hosts := range []string{"", `--rsh "/bin/sh -c" -H a,b `} {
 		t.Run("hosts="+strconv.FormatBool(hosts != ""), func(t *testing.T) {

@@ -8,16 +8,14 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // A Python rank that has its faulthandler on writes where it is before the timeout ends it; one that wants SIGTERM for itself and does not end by it, before it is killed.
 func TestTimeoutTellsTracebacks(t *testing.T) {
 	python, err := exec.LookPath("/usr/bin/python3") // what else is in PATH may be a wrapper
 	if err != nil {
-		python, err = exec.LookPath("python3")
-	}
-	if err != nil {
-		lacking(t, "python3 is not installed")
+		python = citest.Program(t, "python3")
 	}
 	script := `cat >$RANKDIR/$RANK.py <<'.'
 import os, signal, sys, time

@@ -6,17 +6,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // TestStaticBuild builds a program that uses the package with the tag nogpu: it must be static.
 func TestStaticBuild(t *testing.T) {
-	goTool, err := exec.LookPath("go")
-	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("the go command is missing, and GORUN_CI=1 demands it")
-		}
-		t.Skip("the go command is missing: it builds the program that this test looks at")
-	}
+	goTool := citest.Program(t, "go")
 	dir := t.TempDir()
 	const program = "package main\n\nimport (\n\t\"os\"\n\n\t\"github.com/gorun-dev/gorun/cuda/dl\"\n\t\"github.com/gorun-dev/gorun/rankenv/gpulib\"\n)\n\nfunc main() {\n\t_, err := dl.Open(dl.Spec{Name: \"x\", Search: gpulib.Search{Sonames: []string{\"libc.so.6\"}}, Symbol: \"abs\"})\n\tif err != nil {\n\t\tos.Stdout.WriteString(err.Error())\n\t}\n}\n"
 	src := filepath.Join(dir, "main.go")

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // The compiler and its environment are those of the test binary's start: tests change PATH.
@@ -25,14 +27,11 @@ var built struct {
 
 // Build compiles a C source file to a shared library called soname in a new folder and returns its path. args go to
 // gcc (-DNAME=VALUE); CC names another compiler, for tests of another architecture under an emulator. Without gcc the
-// test is skipped, and fails where GORUN_CI=1 says that gcc must be there.
+// test is skipped, and fails in continuous integration.
 func Build(t testing.TB, source, soname string, args ...string) string {
 	t.Helper()
 	if gccErr != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("gcc is missing, and GORUN_CI=1 demands it")
-		}
-		t.Skip("gcc is missing: it builds the C library that this test calls")
+		citest.Lacking(t, "a C compiler, for the library that this test calls: %v", gccErr)
 	}
 	out := filepath.Join(t.TempDir(), soname)
 	// Many tests of a process want the same library.

@@ -2,25 +2,20 @@ package exampletest
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/cuda/dl/dltest"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // FakeGPUs builds a driver, a run-time compiler and a collective library that work without a GPU, and returns the environment that makes
 // programs use them, given a device by number. Kernels are compiled by g++. examples is the path of the folder of the examples.
 func FakeGPUs(t testing.TB, examples string) []string {
 	t.Helper()
-	if _, err := exec.LookPath("g++"); err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("g++ is missing, and GORUN_CI=1 demands it")
-		}
-		t.Skip("g++ is missing: it compiles the kernels that this test runs")
-	}
+	citest.Program(t, "g++")
 	own := filepath.Join(examples, "internal", "exampletest", "testdata")
 	return []string{
 		"GORUN_CUDA_LIB=" + dltest.Build(t, filepath.Join(own, "driver.c"), "libcuda.so.1", "-lpthread", "-ldl"),

@@ -11,19 +11,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gorun-dev/gorun/rankenv/citest"
 	"github.com/gorun-dev/gorun/rankenv/gpulib"
 )
 
 // build makes a shared library from C.
 func build(t *testing.T, path, source string) {
 	t.Helper()
-	gcc, err := exec.LookPath("gcc")
-	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("gcc is missing, and GORUN_CI=1 demands it")
-		}
-		t.Skip("gcc is missing: it builds the libraries that this test looks at")
-	}
+	gcc := citest.Program(t, "gcc")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}

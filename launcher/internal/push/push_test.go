@@ -20,6 +20,7 @@ import (
 
 	"github.com/gorun-dev/gorun/launcher/internal/testhosts"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // The test's program plays gorun: what is pushed is this file.
@@ -100,13 +101,10 @@ func TestShells(t *testing.T) {
 	b := builds(t)
 	for _, shell := range []string{"/bin/sh", "dash", "bash", "zsh", "csh", "tcsh", "fish", "ksh", "busybox"} {
 		t.Run(filepath.Base(shell), func(t *testing.T) {
-			path, err := exec.LookPath(shell)
-			if err != nil {
-				if os.Getenv("GORUN_CI") != "" && shell != "tcsh" && shell != "ksh" {
-					t.Fatal(err)
-				}
-				t.Skip(err)
+			if _, err := exec.LookPath(shell); err != nil && (shell == "tcsh" || shell == "ksh") {
+				t.Skip(err) // CI has neither
 			}
+			path := citest.Program(t, shell)
 			dir := home(t)
 			cmd := path + " -c"
 			if shell == "busybox" {
@@ -180,10 +178,7 @@ func TestForeignCache(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := spoil(filepath.Join(cache, "gorun")); err == syscall.EPERM {
-				if os.Getenv("GORUN_CI") != "" {
-					t.Fatal("needs root")
-				}
-				t.Skip("needs root")
+				citest.Lacking(t, "root's rights")
 			} else if err != nil {
 				t.Fatal(err)
 			}
@@ -279,10 +274,7 @@ func (s *heldSession) Write(p []byte) (int, error) {
 // Two hosts with one cache directory, on which the shells have the same process id: what one has sent in part does not disturb the other.
 func TestAtOnceOnTwoHosts(t *testing.T) {
 	if out, err := exec.Command("unshare", "-p", "-f", "true").CombinedOutput(); err != nil {
-		if os.Getenv("GORUN_CI") != "" {
-			t.Fatalf("unshare: %v: %s", err, out)
-		}
-		t.Skipf("unshare: %v: %s", err, out)
+		citest.Lacking(t, "a process namespace of one's own: %v: %s", err, out)
 	}
 	dir := home(t)
 	cache := filepath.Join(dir, ".cache/gorun")

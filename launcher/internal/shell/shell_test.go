@@ -1,20 +1,15 @@
 package shell
 
 import (
-	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // A shell reads what Quote writes.
 func TestShellQuote(t *testing.T) {
-	bash, err := exec.LookPath("bash")
-	if err != nil {
-		if os.Getenv("GORUN_CI") == "1" {
-			t.Fatal("bash is not installed, and GORUN_CI=1 demands it")
-		}
-		t.Skip("bash is not installed")
-	}
+	bash := citest.Program(t, "bash")
 	all := make([]byte, 255)
 	for i := range all {
 		all[i] = byte(i + 1)

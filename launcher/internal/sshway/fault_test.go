@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/way"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 	"golang.org/x/sys/unix"
 )
 
@@ -115,7 +116,7 @@ func TestSystemName(t *testing.T) {
 func TestNoRoute(t *testing.T) {
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test, and its network with it
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		need(t, "no network namespace to be had: "+err.Error())
+		citest.Lacking(t, "a network namespace: %v", err)
 	}
 	e := mustFail(t, newSite(t, "").client(t, Config{}), way.Target{Name: "x", Addr: "127.0.0.1"}, way.PhaseConnect, "127.0.0.1", "unreachable", "routes")
 	if !temporary(e) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 	"golang.org/x/crypto/ssh"
 	xknownhosts "golang.org/x/crypto/ssh/knownhosts"
 )
@@ -286,7 +287,7 @@ func TestTwoServersOneAddress(t *testing.T) {
 func TestIPv6(t *testing.T) {
 	l, err := net.Listen("tcp", "[::1]:0")
 	if err != nil {
-		need(t, "no IPv6 here: "+err.Error())
+		citest.Lacking(t, "IPv6: %v", err)
 	}
 	l.Close()
 	sv := startServer(t, serverOptions{ip: "::1"})

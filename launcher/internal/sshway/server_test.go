@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/way"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 	"go.uber.org/goleak"
 	"golang.org/x/crypto/ssh"
 )
@@ -37,15 +38,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// need skips a test, or fails it where continuous integration says that all parts are there.
-func need(t testing.TB, what string) {
-	t.Helper()
-	if os.Getenv("GORUN_CI") == "1" {
-		t.Fatalf("%s, and GORUN_CI=1 demands it", what)
-	}
-	t.Skip(what)
-}
-
 func program(t testing.TB, name string) string {
 	t.Helper()
 	for _, dir := range []string{"/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin", "/sbin", "/bin"} {
@@ -53,7 +45,7 @@ func program(t testing.TB, name string) string {
 			return p
 		}
 	}
-	need(t, name+" is not installed")
+	citest.Lacking(t, "%s", name)
 	return ""
 }
 
@@ -264,7 +256,7 @@ func (s *server) run(t testing.TB, sshd, config string) bool {
 	if !ok {
 		stop()
 		if strings.Contains(s.log.String(), "unshare failed") || strings.Contains(s.log.String(), "mount:") {
-			need(t, "sshd cannot have a /run of its own here: "+s.log.String())
+			citest.Lacking(t, "an sshd that has a /run of its own: %s", s.log.String())
 		}
 		return false
 	}

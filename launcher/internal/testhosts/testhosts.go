@@ -26,6 +26,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // Port is where each host's sshd listens.
@@ -128,14 +130,11 @@ func look(name string) (string, error) {
 
 var why = sync.OnceValue(Why)
 
-// New makes n hosts for a test and removes them at its end. Where they cannot be made the test is skipped, or fails if GORUN_CI is set.
+// New makes n hosts for a test and removes them at its end. Where they cannot be made the test is skipped, or fails in continuous integration.
 func New(tb testing.TB, n int, o Options) *Hosts {
 	tb.Helper()
 	if why := why(); why != "" {
-		if os.Getenv("GORUN_CI") != "" {
-			tb.Fatalf("test hosts: %s", why)
-		}
-		tb.Skipf("test hosts: %s", why)
+		citest.Lacking(tb, "test hosts: %s", why)
 	}
 	h, err := Make(tb.TempDir(), n, o)
 	if err != nil {
