@@ -23,3 +23,6 @@ func HoldStep(c *Comm) (end func()) {
 	h.mu.Lock()
 	return h.mu.Unlock
 }
+
+// Undone is how many operations a library's communicator does not know to be done.
+func Undone(c *Comm) int { return c.be.(*library).behind() }

@@ -284,10 +284,14 @@ func (l *library) ticket() uint64 { return 0 }
 // before and after need no work on the device on one stream; between streams the library orders its operations, or order does. The launch order of a rank is the one under
 // graphs' lock.
 func (l *library) before(r Replay, s *cuda.Stream) error {
-	return l.used(s, opReplay, r.seq)
+	_, err := l.used(s, opReplay, r.seq)
+	return err
 }
 
-func (l *library) after(Replay, *cuda.Stream) error { return nil }
+func (l *library) after(_ Replay, s *cuda.Stream) error {
+	l.cameBack(s)
+	return nil
+}
 
 func (l *library) prepare(context.Context, []Call, [][]byte) error { return nil }
 

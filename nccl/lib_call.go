@@ -121,7 +121,7 @@ func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
 	defer l.unlock()
 	if mode == 0 {
 		for i := range calls {
-			if err := l.used(calls[i].Stream, calls[i].Op, calls[i].Seq); err != nil {
+			if _, err := l.used(calls[i].Stream, calls[i].Op, calls[i].Seq); err != nil {
 				return err
 			}
 		}
@@ -133,7 +133,13 @@ func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
 	if err := b.Err(); err != nil {
 		return err
 	}
-	return l.doBound(calls, comm)
+	err := l.doBound(calls, comm)
+	if err == nil && mode == 0 {
+		for i := range calls {
+			l.cameBack(calls[i].Stream)
+		}
+	}
+	return err
 }
 
 // doBound is the rest of do, apart so that do's returns are few enough for its defers to cost nothing.

@@ -61,17 +61,18 @@ func (l *library) issueStraight(call *Call) error {
 		}
 	}
 	l.mu.Lock()
-	if u := l.last.Load(); u != nil && u.s == call.Stream {
+	u, err := l.last.Load(), error(nil)
+	if u != nil && u.s == call.Stream {
 		u.note(call.Op, call.Seq)
 		if !l.watching.Load() {
 			l.beWatched()
 		}
-	} else if err := l.used(call.Stream, call.Op, call.Seq); err != nil {
+	} else if u, err = l.used(call.Stream, call.Op, call.Seq); err != nil {
 		l.unlock()
 		return l.straightFailed(call, err, true)
 	}
 	b := c.dev.BindCall()
-	err := b.Err()
+	err = b.Err()
 	if err == nil && l.ending.Load() { // the abort sees that mu is locked: it needs no enter
 		err = l.over()
 	}
@@ -79,6 +80,9 @@ func (l *library) issueStraight(call *Call) error {
 		if err = l.callAs(call, libTypes[call.Type], l.main); err != nil {
 			err = l.finish(err, l.main)
 		}
+	}
+	if err == nil {
+		u.cameBack()
 	}
 	b.Release()
 	l.mu.Unlock()

@@ -15,12 +15,13 @@ import (
 
 // use is what this communicator has enqueued on a stream.
 type use struct {
-	l      *library
-	s      *cuda.Stream
-	remove func()
-	issued atomic.Uint64 // operations enqueued
-	done   atomic.Uint64 // of them those that the stream was seen to be through with, while the communicator worked
-	what   atomic.Uint64 // the last operation: op in the top byte, then its record
+	l        *library
+	s        *cuda.Stream
+	remove   func()
+	issued   atomic.Uint64 // operations that calls were made for
+	enqueued atomic.Uint64 // of them those whose call has come back: only they are known to be on the stream
+	done     atomic.Uint64 // of those the ones that the stream was seen to be through with, while the communicator worked
+	what     atomic.Uint64 // the last operation: op in the top byte, then its record
 
 	waitFor  atomic.Uint64 // the record that who waits for the stream waits for
 	waitFrom atomic.Int64  // since when, ns of the Unix epoch
@@ -29,12 +30,12 @@ type use struct {
 // opReplay is a launch of a graph, in use.what.
 const opReplay Op = 0xff
 
-// used notes an operation on a stream, before it is enqueued.
-func (l *library) used(s *cuda.Stream, op Op, seq uint64) error {
+// used notes an operation on a stream, before it is enqueued; cameBack follows when it is.
+func (l *library) used(s *cuda.Stream, op Op, seq uint64) (*use, error) {
 	u := l.last.Load()
 	if u == nil || u.s != s {
 		if err := l.turn(s); err != nil {
-			return err
+			return nil, err
 		}
 		u = l.useOf(s)
 		l.last.Store(u)
@@ -43,7 +44,16 @@ func (l *library) used(s *cuda.Stream, op Op, seq uint64) error {
 	if !l.watching.Load() {
 		l.beWatched()
 	}
-	return nil
+	return u, nil
+}
+
+// cameBack notes that what was noted of a stream is enqueued.
+func (l *library) cameBack(s *cuda.Stream) {
+	u := l.last.Load()
+	if u == nil || u.s != s {
+		u = l.useOf(s)
+	}
+	u.cameBack()
 }
 
 // beWatched has the watcher look. Whether it does is asked after an operation was noted, never before: it looks for one once more when it has said that it stops.
@@ -56,10 +66,14 @@ func (l *library) beWatched() {
 	}
 }
 
+// note counts an operation before its call is made. What it is comes after: who finds it has also found that there is one more.
 func (u *use) note(op Op, seq uint64) {
-	u.what.Store(uint64(op)<<56 | seq)
 	u.issued.Add(1)
+	u.what.Store(uint64(op)<<56 | seq)
 }
+
+// cameBack follows, on the same goroutine, when the calls for what was noted have come back without an error.
+func (u *use) cameBack() { u.enqueued.Store(u.issued.Load()) }
 
 func (l *library) useOf(s *cuda.Stream) *use {
 	l.umu.Lock()
@@ -85,20 +99,22 @@ func (l *library) useOf(s *cuda.Stream) *use {
 
 // check is asked by who waits for the stream. After a failure everything that was not done before it has failed, whatever the stream says:
 // it reports success for what an abort has ended. The members whose part is done have written it to their ledgers: so nothing is done before those agree.
-// What it returns is how much was enqueued before the driver is asked: that, and no more, is done when the driver says so.
+// What it returns is how much was enqueued before the driver is asked: that, and no more, is done when the driver says so. An operation whose call has not come back
+// may reach the stream later.
 func (u *use) check(seen uint64, done bool) (now uint64, err error) {
-	n := u.issued.Load()
+	now = u.enqueued.Load()
+	open := u.issued.Load() > u.done.Load()
 	c := u.l.c
-	u.waits(!done && n > u.done.Load())
+	u.waits(!done && open)
 	if f := c.failed.Load(); f != nil {
-		if n > u.done.Load() {
-			return n, c.errorf(u.name(), f.err)
+		if open {
+			return now, c.errorf(u.name(), f.err)
 		}
-		return n, nil
+		return now, nil
 	}
-	if n > u.done.Load() {
+	if open {
 		if err := c.look(); err != nil {
-			return n, c.errorf(u.name(), u.l.failUnlocked(err))
+			return now, c.errorf(u.name(), u.l.failUnlocked(err))
 		}
 	}
 	if done && raise(&u.done, seen) {
@@ -107,7 +123,7 @@ func (u *use) check(seen uint64, done bool) (now uint64, err error) {
 			u.l.reached(seq)
 		}
 	}
-	return n, nil
+	return now, nil
 }
 
 // raise stores n unless as much is there, and reports whether it did.

@@ -1,6 +1,7 @@
 package nccl
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/gorun-dev/gorun/bootstrap"
@@ -35,9 +36,13 @@ func TestDoneIsWhatWasAskedFor(t *testing.T) {
 		}
 		return now
 	}
-	u.note(OpAllReduce, 1)
+	enqueue := func(seq uint64) {
+		u.note(OpAllReduce, seq)
+		u.cameBack()
+	}
+	enqueue(1)
 	first := ask(0, false)
-	u.note(OpAllReduce, 2)
+	enqueue(2)
 	second := ask(0, false)
 	ask(first, true) // the driver has told the first of the time before
 	if n := u.done.Load(); n != 1 {
@@ -48,9 +53,40 @@ func TestDoneIsWhatWasAskedFor(t *testing.T) {
 	if n := u.done.Load(); n != 2 {
 		t.Errorf("%d operations are done, want 2", n)
 	}
-	u.note(OpAllReduce, 3)
+	enqueue(3)
 	ask(0, true) // who watches since the driver was asked knows of nothing
 	if n := u.done.Load(); n != 2 {
 		t.Errorf("%d operations are done, want 2", n)
+	}
+}
+
+// Another goroutine waits for the stream while a call is on its way: the driver knows nothing of that yet, so whatever it says the operation is not done, and
+// fails with the communicator.
+func TestDoneIsNothingOnItsWay(t *testing.T) {
+	u := watched(t)
+	u.note(OpAllReduce, 1)
+	for range 2 {
+		seen, err := u.check(0, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := u.check(seen, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, told := u.done.Load(), u.l.c.acct.Done(); n != 0 || told != 0 {
+		t.Errorf("%d operations are done, the ledger says #%d, want none", n, told)
+	}
+	u.cameBack()
+	seen, err := u.check(0, false)
+	if err != nil || seen != 1 {
+		t.Errorf("%d operations are on the stream, %v; want 1", seen, err)
+	}
+	u.l.c.failed.Store(&failure{ErrAborted})
+	if _, err := u.check(seen, true); !errors.Is(err, ErrAborted) {
+		t.Errorf("the driver says done after the failure: %v, want %v", err, ErrAborted)
+	}
+	if n := u.done.Load(); n != 0 {
+		t.Errorf("%d operations are done after the failure, want 0", n)
 	}
 }
