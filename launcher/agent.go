@@ -505,6 +505,7 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 	if sig == syscall.SIGABRT && a.stopped { // for some instead of SIGTERM
 		toEnd, a.sent = true, syscall.SIGTERM
 	}
+	var traced []int
 	for i, pid := range a.pids {
 		if pick != nil && !pick(a.cfg.ranks[i].rank) {
 			continue
@@ -523,13 +524,16 @@ func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 			a.sentTo[i] = sig
 		}
 		if sig == syscall.SIGABRT && toEnd {
-			abort(pid)
-		} else {
-			syscall.Kill(-pid, sig)
+			traced = append(traced, pid)
+			continue
 		}
+		syscall.Kill(-pid, sig)
 		if toEnd {
 			syscall.Kill(-pid, syscall.SIGCONT)
 		}
+	}
+	if len(traced) > 0 {
+		abort(traced, keeper.Processes()) // read once: read for each, the last would have less time to write
 	}
 }
 

@@ -61,20 +61,23 @@ func (r *runner) askToEnd(pick func(rank int) bool) {
 	r.toRanks(syscall.SIGABRT, func(rank int) bool { return r.traces[rank] && (pick == nil || pick(rank)) })
 }
 
-// abort sends SIGABRT to those processes of a session that catch it, to all of the process group if none does. A script that has started Python ends when that has
-// ended: at its own end gorun would kill what has not yet written where it is.
-func abort(session int) {
-	found := false
-	for _, p := range keeper.Processes() {
-		if p.Session != session {
-			continue
-		}
-		if l, err := stacks.Look("/proc", p.PID); err == nil && l.CatchesABRT {
+// abort sends SIGABRT to those processes of each session that catch it, to all of its process group if none does, and continues them; processes is the process
+// table. A script that has started Python ends when that has ended: at its own end gorun would kill what has not yet written where it is.
+func abort(sessions []int, processes []keeper.Process) {
+	found := map[int]bool{}
+	for _, session := range sessions {
+		found[session] = false
+	}
+	for _, p := range processes {
+		if _, is := found[p.Session]; is && stacks.CatchesABRT(p.PID) {
 			syscall.Kill(p.PID, syscall.SIGABRT)
-			found = true
+			found[p.Session] = true
 		}
 	}
-	if !found {
-		syscall.Kill(-session, syscall.SIGABRT)
+	for session, some := range found {
+		if !some {
+			syscall.Kill(-session, syscall.SIGABRT)
+		}
+		syscall.Kill(-session, syscall.SIGCONT)
 	}
 }

@@ -1,11 +1,18 @@
 package launcher
 
 import (
+	"bufio"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 	"github.com/gorun-dev/gorun/launcher/internal/stacks"
 )
 
@@ -41,5 +48,53 @@ func TestTracers(t *testing.T) {
 				t.Errorf("a hint: got %t, want %t", hint, c.hint)
 			}
 		})
+	}
+}
+
+// Of each session those get SIGABRT that catch it, all of its group where none does, also a stopped one; another session gets none.
+func TestAbort(t *testing.T) {
+	const caught = `(trap 'kill $!; echo traced; exit 3' ABRT; sleep 1000 & echo ready; wait); echo script $?`
+	const plain = "echo ready; exec sleep 1000"
+	type session struct {
+		cmd *exec.Cmd
+		out *bufio.Reader
+	}
+	start := func(script string) session {
+		c := exec.Command("sh", "-c", "ulimit -c 0; "+script)
+		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		c.WaitDelay = 10 * time.Second
+		out, err := c.StdoutPipe()
+		if err == nil {
+			err = c.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := time.AfterFunc(time.Minute, func() { syscall.Kill(-c.Process.Pid, syscall.SIGKILL) })
+		t.Cleanup(func() {
+			end.Stop()
+			syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
+			c.Wait()
+		})
+		s := session{c, bufio.NewReader(out)}
+		if line, err := s.out.ReadString('\n'); line != "ready\n" {
+			t.Fatalf("%q, %v", line, err)
+		}
+		return s
+	}
+	scripts := []session{start(caught), start(plain), start(caught), start(plain)}
+	syscall.Kill(scripts[1].cmd.Process.Pid, syscall.SIGSTOP)
+	var sessions []int
+	for _, s := range scripts[:3] {
+		sessions = append(sessions, s.cmd.Process.Pid)
+	}
+	abort(sessions, keeper.Processes())
+	syscall.Kill(scripts[3].cmd.Process.Pid, syscall.SIGTERM)
+	for i, want := range []string{"traced script 3, exit status 0", ", signal: aborted", "traced script 3, exit status 0", ", signal: terminated"} {
+		out, _ := io.ReadAll(scripts[i].out)
+		scripts[i].cmd.Wait()
+		if got := strings.Join(strings.Fields(string(out)), " ") + ", " + scripts[i].cmd.ProcessState.String(); got != want {
+			t.Errorf("session %d: got %q, want %q", i, got, want)
+		}
 	}
 }
