@@ -73,6 +73,9 @@ const jaxDevicesVar = "JAX_LOCAL_DEVICE_IDS"
 // placeVars is what the environment of a rank, which has own already, gets from its place.
 func placeVars(r placement.Rank, own []string) []string {
 	vars := slices.Clone(r.Vars)
+	if r.Turn.Size > 0 {
+		vars = append(vars, rankenv.LocalVars(own, r.Turn.Rank, r.Turn.Size)...)
+	}
 	if r.CPUs != nil {
 		vars = append(vars, cpuShareVar+"="+strconv.Itoa(r.Share))
 	}

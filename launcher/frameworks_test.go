@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -98,5 +99,40 @@ func TestEnvLike(t *testing.T) {
 	}
 	if _, err := (Job{NP: 2, Program: "./prog", EnvLike: "pbs"}).Plan(facts); err == nil || err.Error() != "--env-like pbs: must be ompi or slurm" {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Who shares GPUs finds its GPU's number in whatever variable its program chooses by; gorun's own say its place on the host.
+func TestEnvLikeShared(t *testing.T) {
+	facts := testFacts
+	facts.Machine = recordedMachine(t, "server", Bind{})
+	facts.Environ = []string{"CUDA_VISIBLE_DEVICES=7,6", "SLURM_LOCALID=9"}
+	rank, size := []string{"LOCAL_RANK"}, []string{"LOCAL_WORLD_SIZE", "LOCAL_SIZE"}
+	for like, of := range map[string]struct{ rank, size []string }{
+		"":      {rank, size},
+		"ompi":  {append(rank, "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK"), append(size, "OMPI_COMM_WORLD_LOCAL_SIZE")},
+		"slurm": {append(rank, "SLURM_LOCALID"), size},
+	} {
+		p, err := Job{NP: 3, Program: "./prog", EnvLike: like, GPUBind: GPUBindShare}.Plan(facts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []struct{ rank, size string }{{"0", "2"}, {"1", "2"}, {"0", "1"}} {
+			env := p.environ(&p.Ranks[i], nil)
+			check := func(want string, names ...string) {
+				for _, name := range names {
+					if got, _ := lookup(env, name); got != want {
+						t.Errorf("like %q, rank %d: %s=%s, want %s", like, i, name, got, want)
+					}
+				}
+			}
+			check(want.rank, of.rank...)
+			check(want.size, of.size...)
+			check(strconv.Itoa(i), "GORUN_LOCAL_RANK")
+			check("3", "GORUN_LOCAL_SIZE")
+			if _, is := lookup(env, "SLURM_LOCALID"); is != (like == "slurm") {
+				t.Errorf("like %q, rank %d: SLURM_LOCALID: %t", like, i, is)
+			}
+		}
 	}
 }

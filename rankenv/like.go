@@ -1,6 +1,10 @@
 package rankenv
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+	"strings"
+)
 
 // Launchers whose variables Like gives.
 const (
@@ -31,6 +35,21 @@ func (e Env) Like(launcher string) []string {
 		num(e.LocalRank, "SLURM_LOCALID")
 		num(e.Node, "SLURM_NODEID")
 		num(e.Nodes, "SLURM_NNODES")
+	}
+	return vars
+}
+
+// LocalVars returns the variables of environ by which programs of other launchers know a rank's place on its host, such as LOCAL_RANK and what Like gives,
+// with another place. GORUN_LOCAL_RANK and GORUN_LOCAL_SIZE are not among them, nor what MPI libraries go by.
+func LocalVars(environ []string, rank, size int) []string {
+	var vars []string
+	for _, kv := range environ {
+		switch name, _, _ := strings.Cut(kv, "="); {
+		case slices.Contains([]string{"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "SLURM_LOCALID"}, name):
+			vars = append(vars, name+"="+strconv.Itoa(rank))
+		case slices.Contains([]string{"LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"}, name):
+			vars = append(vars, name+"="+strconv.Itoa(size))
+		}
 	}
 	return vars
 }

@@ -37,9 +37,11 @@ elements of the list (numbers, UUIDs, prefixes, MIG instances) are taken as they
   --gpu-bind share   ranks take the GPUs in turn, so that a host may have more ranks than
                      GPUs: to try a program out, for it is slow. NCCL refuses two ranks of
                      a host on a GPU; so the ranks of each turn are told by NCCL_HOSTID
-                     that they are a host of their own, and have LOCAL_RANK and
-                     LOCAL_WORLD_SIZE of it. Turns reach each other by sockets. Memory of
-                     a GPU is for all its ranks (JAX: XLA_PYTHON_CLIENT_MEM_FRACTION)
+                     that they are a host of their own, and have LOCAL_RANK,
+                     LOCAL_WORLD_SIZE and LOCAL_SIZE of it, and those of --env-like;
+                     GORUN_LOCAL_RANK and MPI_LOCALRANKID tell the place on the host itself.
+                     Turns reach each other by sockets. Memory of a GPU is for all its
+                     ranks (JAX: XLA_PYTHON_CLIENT_MEM_FRACTION)
 
 --dry-run says where ranks of this host would run, and why (--json: for programs); other
 hosts are not asked. -v says where the ranks of all hosts run, and so does --report.

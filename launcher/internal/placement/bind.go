@@ -83,8 +83,12 @@ type Rank struct {
 	Vars  []string // NAME=VALUE: what hides the other GPUs, or has ranks share them
 	Shown string   // the tokens that it sees, "" for none; with Alone before the others are hidden
 	Alone bool     // it sees its GPU alone
+	Turn  Turn     // the place that programs of other launchers are to choose their GPU by, instead of that on the host
 	Local string   // its GPU counted among those that it sees, "0,1,..." where it has the host alone and may take all; "" where it has none or that isn't known
 }
+
+// Turn is a place among the ranks that take a host's GPUs in the same turn. The zero value is none.
+type Turn struct{ Rank, Size int }
 
 // Place works out what each rank gets. Without a wish (Bind{}) ranks are bound to NUMA nodes where each has a GPU whose node is known and where the nodes
 // that they get are all that the host lets them use; else they are not bound. For a rank has threads of its own (Go's, PyTorch's loaders, OpenMP's), and

@@ -13,7 +13,7 @@ type turn struct {
 }
 
 // share tells ranks which GPU they take. NCCL refuses two ranks of one host on one GPU. Where there are such, those of each turn are told that they
-// are alone on a host of their own: by the variable that NCCL takes for the host's name, and by those that programs for PyTorch choose a device by. Ranks
+// are alone on a host of their own: by the variable that NCCL takes for the host's name, and by the place that programs choose a device by. Ranks
 // of a turn then reach each other as on any host, those of different turns by sockets.
 func (p *Placement) share(turns []turn, gpus GPUs, a Ask) {
 	size := map[int]int{} // of each turn
@@ -26,12 +26,11 @@ func (p *Placement) share(turns []turn, gpus GPUs, a Ask) {
 	}
 	for _, t := range turns {
 		r := &p.Ranks[t.rank]
-		device := strconv.Itoa(t.gpu)
-		r.Vars = append(r.Vars, "GORUN_DEVICE="+device)
+		r.Vars = append(r.Vars, "GORUN_DEVICE="+strconv.Itoa(t.gpu))
 		if len(size) < 2 {
 			continue
 		}
-		r.Vars = append(r.Vars, "LOCAL_RANK="+device, "LOCAL_WORLD_SIZE="+strconv.Itoa(size[t.n]))
+		r.Turn = Turn{t.gpu, size[t.n]}
 		env := a.Ranks[t.rank].Env
 		if _, set := env(gpus.hostVar); !set { // who sets it knows of other hosts than we do
 			node, _ := env("GORUN_NODE")

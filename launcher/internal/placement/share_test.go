@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -15,22 +16,22 @@ func TestShare(t *testing.T) {
 		allow  Set
 		ranks  int
 		env    string
-		want   []string // of each rank: its GPU, and its variables
+		want   []string // of each rank: its GPU, its variables, its turn
 		shared string
 	}{
 		{"one", server, allowed, 3, "GORUN_NODE=1 CUDA_VISIBLE_DEVICES=5", []string{
-			"5 GORUN_DEVICE=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NCCL_HOSTID=gorun-1-0",
-			"5 GORUN_DEVICE=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NCCL_HOSTID=gorun-1-1",
-			"5 GORUN_DEVICE=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NCCL_HOSTID=gorun-1-2"},
+			"5 GORUN_DEVICE=0 NCCL_HOSTID=gorun-1-0 turn 0/1",
+			"5 GORUN_DEVICE=0 NCCL_HOSTID=gorun-1-1 turn 0/1",
+			"5 GORUN_DEVICE=0 NCCL_HOSTID=gorun-1-2 turn 0/1"},
 			"3 ranks share 1 GPU: slow, for trying out; they reach each other by sockets"},
 		{"two, one and a half turns", server, allowed, 3, "GORUN_NODE=0 CUDA_VISIBLE_DEVICES=6,GPU-1", []string{
-			"6 GORUN_DEVICE=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 NCCL_HOSTID=gorun-0-0",
-			"GPU-1 GORUN_DEVICE=1 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 NCCL_HOSTID=gorun-0-0",
-			"6 GORUN_DEVICE=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NCCL_HOSTID=gorun-0-1"},
+			"6 GORUN_DEVICE=0 NCCL_HOSTID=gorun-0-0 turn 0/2",
+			"GPU-1 GORUN_DEVICE=1 NCCL_HOSTID=gorun-0-0 turn 1/2",
+			"6 GORUN_DEVICE=0 NCCL_HOSTID=gorun-0-1 turn 0/1"},
 			"3 ranks share 2 GPUs, up to 2 on one: slow, for trying out; they reach each other by sockets"},
 		{"enough", server, allowed, 2, "CUDA_VISIBLE_DEVICES=3,2", []string{"3 GORUN_DEVICE=0", "2 GORUN_DEVICE=1"}, ""},
 		{"the user's host", server, allowed, 2, "CUDA_VISIBLE_DEVICES=3 NCCL_HOSTID=mine", []string{
-			"3 GORUN_DEVICE=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", "3 GORUN_DEVICE=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1"},
+			"3 GORUN_DEVICE=0 turn 0/1", "3 GORUN_DEVICE=0 turn 0/1"},
 			"2 ranks share 1 GPU: slow, for trying out; they reach each other by sockets"},
 		{"none visible", server, allowed, 2, "CUDA_VISIBLE_DEVICES=", []string{"", ""}, ""},
 		{"a laptop without a GPU", laptop, cpus, 2, "", []string{"", ""}, ""},
@@ -44,7 +45,12 @@ func TestShare(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, want := range c.want {
-				if got := strings.TrimSpace(p.Ranks[i].GPU + " " + strings.Join(p.Ranks[i].Vars, " ")); got != want {
+				r := p.Ranks[i]
+				got := strings.TrimSpace(r.GPU + " " + strings.Join(r.Vars, " "))
+				if r.Turn != (Turn{}) {
+					got += fmt.Sprintf(" turn %d/%d", r.Turn.Rank, r.Turn.Size)
+				}
+				if got != want {
 					t.Errorf("rank %d: got %q, want %q", i, got, want)
 				}
 			}
