@@ -302,7 +302,7 @@ func (d *Device) forget(o opened) {
 
 // SetBell makes the device sleep on b, which other processes can ring, instead of its own bell. For libraries
 // (package nccl gives it the rank's ledger bell). Calling it again with the same bell does nothing. The memory of b must
-// stay mapped until the device is closed, or has been given its own bell back with nil while nothing is enqueued.
+// stay mapped until the device is closed, or has been given its own bell back with nil while nothing is enqueued. A closed device takes none ([ErrClosed]).
 func (d *Device) SetBell(b *Bell) error { return d.plat.setBell(b) }
 
 // Ring wakes the device's driver in this process, from any goroutine: a task may have become able to go on.

@@ -22,6 +22,7 @@ type hostDevice struct {
 	space addressSpace
 
 	bmu    sync.Mutex           // guards changes of bell
+	gone   bool                 // closed: no other bell is taken any more; guarded by bmu
 	bell   atomic.Pointer[Bell] // what the driver sleeps on
 	own    Bell
 	parker *parker
@@ -101,11 +102,14 @@ func (d *hostDevice) close() error {
 	d.pool.stop()
 	d.quiesce()
 	// Who still rings rings nothing: the other bell's memory may go now.
+	d.bmu.Lock()
+	d.gone = true
 	if old := d.bell.Swap(&d.own); old != &d.own {
 		parkers.CompareAndDelete(old, d.parker)
 		givenBells.Add(-1)
 	}
 	parkers.Delete(&d.own)
+	d.bmu.Unlock()
 	hostDevices.Add(-1)
 	return d.space.close()
 }
@@ -115,6 +119,11 @@ func (d *hostDevice) setBell(b *Bell) error {
 	defer d.bmu.Unlock()
 	old := d.bell.Load()
 	switch {
+	case d.gone:
+		if b == nil {
+			return nil // it has its own
+		}
+		return &Error{Op: "set bell", Detail: "device " + d.dev.String(), Err: ErrClosed}
 	case b == nil:
 		d.driver.acquire() // nobody sleeps on the old one
 		defer d.driver.release()

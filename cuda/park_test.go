@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -107,6 +108,35 @@ func TestSetBellAtOnce(t *testing.T) {
 		check(t, d.Close())
 		if _, ok := parkers.Load(&bell); ok {
 			t.Error("the bell of a closed device still leads to it")
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// A bell that is given while the device is closed, or afterwards, is kept by nobody.
+func TestSetBellBesideClose(t *testing.T) {
+	given := givenBells.Load()
+	for range 300 {
+		var bell Bell
+		d, err := Open("host")
+		check(t, err)
+		var wg sync.WaitGroup
+		start := make(chan struct{})
+		wg.Go(func() {
+			<-start
+			if err := d.SetBell(&bell); err != nil && !errors.Is(err, ErrClosed) {
+				t.Error(err)
+			}
+		})
+		close(start)
+		check(t, d.Close())
+		wg.Wait()
+		wantError(t, d.SetBell(&bell), ErrClosed)
+		check(t, d.SetBell(nil))
+		if _, ok := parkers.Load(&bell); ok || givenBells.Load() != given {
+			t.Errorf("the bell leads to the closed device: %v; %d bells are given more", ok, givenBells.Load()-given)
 		}
 		if t.Failed() {
 			return

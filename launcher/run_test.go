@@ -508,10 +508,6 @@ func TestReservedPortIsForReuse(t *testing.T) {
 			t.Errorf("SO_REUSEADDR %d: got %v, want %v", reuse, err, want)
 		}
 	}
-	text, err := os.ReadFile("../cmd/gorun/help.go")
-	if want := "who must bind it with SO_REUSEADDR"; err != nil || !strings.Contains(string(text), want) {
-		t.Errorf("help environment does not say %q, %v", want, err)
-	}
 }
 
 func TestLimitsAreNamed(t *testing.T) {
