@@ -114,7 +114,7 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 // gather waits until each host is prepared, or has failed, and reports whether it was interrupted. cancel ends ctx.
 func (c *connector) gather(cancel func()) (interrupted bool) {
 	r := c.r
-	results, silent := c.begin()
+	results, lost := c.begin()
 	tell := time.After(missingFirst)
 	sending := time.NewTicker(tellFirst)
 	defer sending.Stop()
@@ -122,7 +122,7 @@ func (c *connector) gather(cancel func()) (interrupted bool) {
 		select {
 		case res := <-results:
 			c.take(res)
-		case res := <-silent:
+		case res := <-lost:
 			c.fail(res.index, res.err)
 		case <-c.giveUp:
 			cancel()
@@ -162,10 +162,10 @@ type opened struct {
 	err   error
 }
 
-// begin begins to prepare all hosts, and tells of each how that went, and of those that are prepared if they are silent from then on.
-func (c *connector) begin() (results, silent <-chan opened) {
+// begin begins to prepare all hosts, and tells of each how that went, and of those that are prepared if they are lost from then on.
+func (c *connector) begin() (results, lost <-chan opened) {
 	all := c.r.plan.Hosts
-	done, lost := make(chan opened, len(all)), make(chan opened, len(all))
+	done, gone := make(chan opened, len(all)), make(chan opened, len(all))
 	slots := make(chan struct{}, maxHandshakes)
 	for i, h := range all {
 		if h.Local {
@@ -178,12 +178,12 @@ func (c *connector) begin() (results, silent <-chan opened) {
 			defer free()
 			host, err := c.open(i, free)
 			if err == nil {
-				host.calm = tend(host.mux, func(err error) { lost <- opened{i, host, err} })
+				host.calm = host.await(func(err error) { gone <- opened{i, host, err} })
 			}
 			done <- opened{i, host, err}
 		}()
 	}
-	return done, lost
+	return done, gone
 }
 
 // take takes note of what became of a host.

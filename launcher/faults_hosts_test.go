@@ -217,6 +217,53 @@ func TestHostsNotStarted(t *testing.T) {
 	}
 }
 
+// An agent that ends while another host is not prepared yet: the launch is given up at once, for that reason.
+func TestHostsAgentEndsWhileOthersPrepare(t *testing.T) {
+	beside(t)
+	h := newHosts(t, 3, testhosts.Options{})
+	haveAgent(t, h)
+	slow := sshdOn(t, h, 1)
+	if err := syscall.Kill(slow, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Kill(slow, syscall.SIGCONT)
+	for sig, want := range map[syscall.Signal]string{
+		syscall.SIGKILL: `its agent has ended.*`,
+		syscall.SIGTERM: `the agent was terminated \(SIGTERM\)`,
+	} {
+		t.Run(sig.String(), func(t *testing.T) {
+			said := filepath.Join(t.TempDir(), "stderr")
+			f, err := os.Create(said)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			j := newHostsJob(t, h, 1, "--verbose", "--connect-timeout", "100s", "true")
+			j.cmd.Stderr = f
+			j.start()
+			stderr := func() string {
+				text, err := os.ReadFile(said)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(text)
+			}
+			for _, name := range []string{"h1", "h3"} {
+				prepared := regexp.MustCompile(`(?m)^gorun: host ` + name + `: agent .* is prepared after `)
+				eventually(t, name+" is prepared", func() bool { return prepared.MatchString(stderr()) })
+			}
+			if err := syscall.Kill(agentOn(t, h, 2), sig); err != nil {
+				t.Fatal(err)
+			}
+			last := regexp.MustCompile(`\ngorun: host h3: ` + want + `\n$`)
+			if got := j.wait(); got != 122 || !last.MatchString(stderr()) {
+				t.Errorf("exit code %d, want 122; stderr %s, want %s", got, stderr(), last)
+			}
+			clean(t, h)
+		})
+	}
+}
+
 // gorun is killed, an agent is, and a link is cut, at any moment of a launch that sends gorun, program and file to hosts that have nothing.
 func TestHostsFaultsWhileTheyStart(t *testing.T) {
 	beside(t)

@@ -106,8 +106,8 @@ func (r *runner) choosePlaces(ctx context.Context) error {
 			r.nodes[i] = nodePlace{h.prepared.Node, h.prepared.At}
 			h.answer.Store(&answer)
 			defer h.answer.Store(nil)
-			h.listen()
 			h.calm()
+			h.listen()
 			calm := tend(h.mux, h.lost)
 			defer func() {
 				cancel() // it may wait for us

@@ -320,11 +320,54 @@ func (h *remoteHost) end(err error) {
 	h.mu.Lock()
 	over := h.ending
 	h.mu.Unlock()
-	// Which of them comes first when the session ends is chance: the reader's or the writer's.
-	if !over && (err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE)) {
-		err = h.sessionEnd()
+	if !over {
+		err = h.endOf(err)
 	}
 	h.lost(err)
+}
+
+// endOf says why nothing can be read any more: err, or how the session ended.
+func (h *remoteHost) endOf(err error) error {
+	// Which of them comes first when the session ends is chance: the reader's or the writer's.
+	if err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.EPIPE) {
+		return h.sessionEnd()
+	}
+	return err
+}
+
+// await keeps the heartbeat of a host that is prepared while others are not. It calls lost, once, when the host is silent or its agent has ended. The
+// function that it returns ends it, and may be called again; nobody else may read what the agent says before.
+func (h *remoteHost) await(lost func(error)) (end func()) {
+	var once sync.Once
+	tell := func(err error) { once.Do(func() { lost(err) }) }
+	calm := tend(h.mux, tell)
+	quit := make(chan struct{})
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		select {
+		case <-quit:
+		case <-h.mux.Done():
+			tell(h.lastWord())
+		}
+	})
+	return sync.OnceFunc(func() {
+		calm()
+		close(quit)
+		wait.Wait()
+	})
+}
+
+// lastWord is why an agent has ended that has: what it said, or how its session ended.
+func (h *remoteHost) lastWord() error {
+	for {
+		m, err := h.mux.Receive()
+		switch {
+		case err != nil:
+			return h.endOf(err)
+		case m.AgentFailed != nil:
+			return errors.New(m.AgentFailed.Text)
+		}
+	}
 }
 
 // sessionEnd says how a session ended that has.
