@@ -2,6 +2,7 @@ package hostfacts
 
 import (
 	"bufio"
+	"context"
 	"net"
 	"os"
 	"os/exec"
@@ -14,6 +15,9 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// childWait bounds what a program takes that says a limit.
+const childWait = 10 * time.Second
 
 // Options say what to look at.
 type Options struct {
@@ -184,7 +188,26 @@ func limits() Limits {
 		}
 		return Limit{number(r.Cur), number(r.Max)}
 	}
-	return Limits{get(unix.RLIMIT_NOFILE), get(unix.RLIMIT_NPROC), get(unix.RLIMIT_MEMLOCK)}
+	l := Limits{get(unix.RLIMIT_NOFILE), get(unix.RLIMIT_NPROC), get(unix.RLIMIT_MEMLOCK)}
+	if n, err := childFiles(); err == nil {
+		l.NoFile.Soft = n
+	}
+	return l
+}
+
+// childFiles is the limit of open files that a rank begins with: Go raises its own process's, and gives children what was before, which it does not tell.
+func childFiles() (int64, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), childWait)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "/bin/sh", "-c", "ulimit -Sn").Output()
+	if err != nil {
+		return 0, err
+	}
+	text := strings.TrimSpace(string(out))
+	if text == "unlimited" {
+		return -1, nil
+	}
+	return strconv.ParseInt(text, 10, 64)
 }
 
 // memfd tries what ranks of the host platform share their memory by.

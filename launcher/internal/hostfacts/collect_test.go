@@ -2,7 +2,9 @@ package hostfacts
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -62,6 +64,24 @@ func TestCollect(t *testing.T) {
 	}
 	if d := cmp.Diff(&back, f); d != "" {
 		t.Errorf("through JSON: got - want +:\n%s", d)
+	}
+}
+
+// The limit of open files is the one that ranks get, not what Go makes of it for gorun.
+func TestFilesOfRanks(t *testing.T) {
+	if os.Getenv("TOLD") != "" {
+		fmt.Printf("soft %d\n", limits().NoFile.Soft)
+		return
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `ulimit -Sn 99; exec "$0" -test.run='^TestFilesOfRanks$'`, exe)
+	cmd.Env = append(os.Environ(), "TOLD=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "soft 99\n") {
+		t.Errorf("got %v, %s, want soft 99", err, out)
 	}
 }
 

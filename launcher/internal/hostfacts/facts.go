@@ -57,7 +57,7 @@ type Memory struct {
 	Used      int64 `json:"used"`  // of this limit
 }
 
-// Limit is a resource limit of this process.
+// Limit is a resource limit that a rank begins with; -1: there is none.
 type Limit struct {
 	Soft int64 `json:"soft"`
 	Hard int64 `json:"hard"`
