@@ -164,19 +164,26 @@ func (n *Node) gathered(name string, g *gathering, err error) {
 	if err != nil {
 		text = fmt.Sprintf("exchange %s: %v", name, err)
 	}
+	var msgs [][]byte // for all hosts but 0: links keep them until they have come, and there may be a thousand
+	tell := func(i int, piece []byte, last bool) {
+		msgs = append(msgs, encode(opGiven, func(e *wire.Encoder) { e.String(name); e.String(text); e.Int(i); e.Bool(last); e.Bytes(piece) }))
+	}
+	if err != nil {
+		tell(0, nil, true)
+	} else {
+		for i, data := range g.data {
+			pieces(data, func(piece []byte, last bool) { tell(i, piece, last) })
+		}
+	}
 	for _, h := range g.hosts {
 		switch {
 		case h == 0 && err == nil:
 			n.exchanged(name, g.data, nil)
 		case h == 0:
 			n.exchanged(name, nil, errors.New(text))
-		case err != nil:
-			n.mesh.links[h].send(encode(opGiven, func(e *wire.Encoder) { e.String(name); e.String(text); e.Int(0); e.Bool(true); e.Bytes(nil) }))
 		default:
-			for i, data := range g.data {
-				pieces(data, func(piece []byte, last bool) {
-					n.mesh.links[h].send(encode(opGiven, func(e *wire.Encoder) { e.String(name); e.String(""); e.Int(i); e.Bool(last); e.Bytes(piece) }))
-				})
+			for _, msg := range msgs {
+				n.mesh.links[h].send(msg)
 			}
 		}
 	}

@@ -120,6 +120,26 @@ func TestExchangeRefused(t *testing.T) {
 	}
 }
 
+// What all have given is kept once for all that wait for it, however many they are.
+func TestExchangeSharesMessages(t *testing.T) {
+	n := &Node{cfg: Config{NodeOf: []int{0, 1, 2}, Logf: t.Logf}, nodes: 3}
+	n.exchanges.init()
+	n.mesh = &mesh{node: n, links: make([]*link, 3)}
+	for h := 1; h < 3; h++ {
+		n.mesh.links[h] = newLink(n.mesh, h) // nothing is sent
+	}
+	n.gathered("x", &gathering{hosts: []int{0, 1, 2}, data: [][]byte{[]byte("a"), make([]byte, givePiece+1), nil}}, nil)
+	one, other := n.mesh.links[1].unacked, n.mesh.links[2].unacked
+	if len(one) != 4 || len(other) != 4 {
+		t.Fatalf("%d and %d messages, want 4 each", len(one), len(other))
+	}
+	for i := range one {
+		if &one[i][0] != &other[i][0] {
+			t.Errorf("message %d is there twice", i)
+		}
+	}
+}
+
 // Hosts that wait for one that is lost, or whose node is closed, get an error.
 func TestExchangeLost(t *testing.T) {
 	for lost := range 3 {
