@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -39,9 +40,26 @@ const maxGiven = 32
 // starters are programs that start others in another launcher's job: gorun's process manager is not for these.
 var starters = regexp.MustCompile(`^(mpi(run|exec).*|.*prun|srun|prte.*|orte.*|flux|jsrun|aprun|gorun|ssh)$`)
 
-// FindScriptMPI looks whether a program is Python with a script that imports mpi4py, or such a script itself, or is given a program that is linked with MPI, by its
+// FindScripts is what the scripts of a job's programs say of MPI: for Facts.Scripts, of which the programs and the current directory are known.
+func (j Job) FindScripts(f Facts) []ScriptMPI {
+	apps, err := j.apps()
+	if err != nil {
+		return nil // Plan says why
+	}
+	var scripts []ScriptMPI
+	for i, a := range apps[:min(len(apps), len(f.Programs))] {
+		dir := f.Dir
+		if d := cmp.Or(a.Dir, j.Dir); d != "" {
+			dir = absolute(f.Dir, d)
+		}
+		scripts = append(scripts, findScriptMPI(f.Programs[i], a.Args, dir))
+	}
+	return scripts
+}
+
+// findScriptMPI looks whether a program is Python with a script that imports mpi4py, or such a script itself, or is given a program that is linked with MPI, by its
 // path. A relative path is one of dir. Only files are read: what the interpreter would find by code of its own is not.
-func FindScriptMPI(p Program, args []string, dir string) ScriptMPI {
+func findScriptMPI(p Program, args []string, dir string) ScriptMPI {
 	if p.Path == "" || p.MPI != "" {
 		return ScriptMPI{}
 	}

@@ -83,12 +83,46 @@ func TestScriptMPI(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(FindScriptMPI(p, c.args, dir), c.want); diff != "" {
+		if diff := cmp.Diff(findScriptMPI(p, c.args, dir), c.want); diff != "" {
 			t.Errorf("%s (-got +want):\n%s", c.name, diff)
 		}
 	}
-	if got := FindScriptMPI(Program{Name: "python3"}, []string{"uses.py"}, dir); got != (ScriptMPI{}) {
+	if got := findScriptMPI(Program{Name: "python3"}, []string{"uses.py"}, dir); got != (ScriptMPI{}) {
 		t.Errorf("a program of other hosts: got %+v", got)
+	}
+}
+
+// A script's name is one of the directory that its program runs in.
+func TestFindScripts(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("PYTHONPATH", "")
+	dir := t.TempDir()
+	prog := Program{Name: "python3", Path: python(t, dir)}
+	write(t, dir+"/a/uses.py", "import mpi4py\n", 0o644)
+	app := func(dir string) App { return App{NP: 1, Program: "python3", Args: []string{"uses.py"}, Dir: dir} }
+	for _, c := range []struct {
+		name string
+		job  Job
+		dir  string
+		want []bool
+	}{
+		{"the current one", Job{Program: "python3", Args: []string{"uses.py"}}, dir + "/a", []bool{true}},
+		{"another", Job{Program: "python3", Args: []string{"uses.py"}}, dir, []bool{false}},
+		{"the job's", Job{Program: "python3", Args: []string{"uses.py"}, Dir: "a"}, dir, []bool{true}},
+		{"a program's", Job{Dir: "/", Apps: []App{app("a"), app(dir + "/a"), app("")}}, dir, []bool{true, true, false}},
+		{"a job that is none", Job{NP: 3, Apps: []App{app("a")}}, dir, nil},
+	} {
+		f := Facts{Dir: c.dir}
+		for range c.job.Programs() {
+			f.Programs = append(f.Programs, prog)
+		}
+		var got []bool
+		for _, s := range c.job.FindScripts(f) {
+			got = append(got, s.Script != "")
+		}
+		if diff := cmp.Diff(got, c.want); diff != "" {
+			t.Errorf("%s (-got +want):\n%s", c.name, diff)
+		}
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -105,7 +104,7 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 		}
 		f.Programs = append(f.Programs, p)
 	}
-	f.Scripts = scriptsOf(job, f)
+	f.Scripts = job.FindScripts(f)
 	plan, err := job.Plan(f)
 	for i, name := range job.Programs() {
 		if missing[i] != nil && (err != nil || !foundThere(plan, i)) {
@@ -121,27 +120,6 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 		}
 	}
 	return plan, nil
-}
-
-// scriptsOf is what the scripts of a job's programs say of MPI.
-func scriptsOf(job launcher.Job, f launcher.Facts) []launcher.ScriptMPI {
-	apps := job.Apps
-	if len(apps) == 0 {
-		apps = []launcher.App{launcher.NewApp(job)}
-	}
-	var scripts []launcher.ScriptMPI
-	for i, a := range apps {
-		dir := f.Dir
-		for _, d := range []string{job.Dir, a.Dir} {
-			if d != "" && filepath.IsAbs(d) {
-				dir = d
-			} else if d != "" {
-				dir = filepath.Join(f.Dir, d)
-			}
-		}
-		scripts = append(scripts, launcher.FindScriptMPI(f.Programs[i], a.Args, dir))
-	}
-	return scripts
 }
 
 // factsOf is what is found on this host for a job, but its program.
