@@ -37,7 +37,7 @@ func FindAllocation(rm string, environ []string) (Allocation, error) {
 	what := ""
 	switch {
 	case rm != "" && rm != RMNone && rm != RMSlurm && rm != RMPBS:
-		return Allocation{}, usagef("--rm %s: must be none, slurm or pbs", rm)
+		return Allocation{}, flagf("--rm", "%s: must be none, slurm or pbs", rm)
 	case rm == RMNone:
 		return Allocation{}, nil
 	case rm != RMPBS && env["SLURM_JOB_NODELIST"] != "":
@@ -45,9 +45,9 @@ func FindAllocation(rm string, environ []string) (Allocation, error) {
 	case rm != RMSlurm && env["PBS_NODEFILE"] != "":
 		find, what = pbsAllocation, "PBS_NODEFILE"
 	case rm == RMSlurm:
-		return Allocation{}, usagef("--rm slurm: SLURM_JOB_NODELIST is not set: this is no allocation of Slurm")
+		return Allocation{}, flagf("--rm", "slurm: SLURM_JOB_NODELIST is not set: this is no allocation of Slurm")
 	case rm == RMPBS:
-		return Allocation{}, usagef("--rm pbs: PBS_NODEFILE is not set: this is no allocation of PBS")
+		return Allocation{}, flagf("--rm", "pbs: PBS_NODEFILE is not set: this is no allocation of PBS")
 	default:
 		return Allocation{}, nil
 	}

@@ -62,7 +62,7 @@ func (j Job) apps() ([]App, error) {
 		return []App{NewApp(j)}, nil
 	}
 	if j.NP != 0 {
-		return nil, usagef("-np %d is for a job with one program: this one has %d, and each has its own number of ranks", j.NP, len(j.Apps))
+		return nil, flagf("-np", "%d is for a job with one program: this one has %d, and each has its own number of ranks", j.NP, len(j.Apps))
 	}
 	if j.Program != "" {
 		return nil, usagef("programs are given twice: %s, and %s", j.Program, strings.Join(j.Programs(), ", "))

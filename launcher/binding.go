@@ -126,11 +126,11 @@ func (j Job) planPlace(p *Plan, apps []App) error {
 	switch j.GPUBind {
 	case "", GPUBindNone, GPUBindHide, GPUBindShare:
 	default:
-		return usagef("--gpu-bind %s: must be %s, %s or %s", j.GPUBind, GPUBindNone, GPUBindHide, GPUBindShare)
+		return flagf("--gpu-bind", "%s: must be %s, %s or %s", j.GPUBind, GPUBindNone, GPUBindHide, GPUBindShare)
 	}
 	if choosesGPUs(j.GPUBind) && !slices.ContainsFunc(apps, func(a App) bool { return a.Device == "" }) {
 		does := map[string]string{GPUBindHide: "shows each rank a GPU of its own", GPUBindShare: "gives the ranks GPUs in turn"}[j.GPUBind]
-		return usagef("--gpu-bind %s %s, and --device %s is one for all: give one of them", j.GPUBind, does, apps[0].Device)
+		return flagf("--gpu-bind", "%s %s, and --device %s is one for all: give one of them", j.GPUBind, does, apps[0].Device)
 	}
 	return nil
 }

@@ -103,18 +103,28 @@ func Merge(jobs ...Job) Job {
 
 // UsageError is a mistake in what the user asked for, as opposed to something that went wrong: exit code 2.
 type UsageError struct {
+	Flag string // of the setting that is wrong, which stands before Msg; "": none, or several
 	Msg  string
 	Hint string // a next step, "" for none
 }
 
 func (e *UsageError) Error() string {
-	if e.Hint != "" {
-		return e.Msg + "; " + e.Hint
+	text := e.Msg
+	if e.Flag != "" {
+		text = e.Flag + " " + text
 	}
-	return e.Msg
+	if e.Hint != "" {
+		text += "; " + e.Hint
+	}
+	return text
 }
 
 func usagef(format string, args ...any) error { return &UsageError{Msg: fmt.Sprintf(format, args...)} }
+
+// flagf is usagef for what is wrong with the setting of a flag.
+func flagf(flag, format string, args ...any) error {
+	return &UsageError{Flag: flag, Msg: fmt.Sprintf(format, args...)}
+}
 
 // parseDuration reads a duration of a flag or job file: as Go writes them ("90s", "1h30m"), or a number of seconds.
 func parseDuration(s string) (time.Duration, error) {

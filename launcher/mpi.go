@@ -48,7 +48,7 @@ func (p *Plan) planMPI(apps []App, f Facts) error {
 			choice = p.autoMPI(i)
 		default:
 			if mpiServers[choice] == nil {
-				return usagef("--mpi %s: gorun does not speak it", choice)
+				return flagf("--mpi", "%s: gorun does not speak it", choice)
 			}
 		}
 		a.MPI = choice

@@ -132,7 +132,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	if j.OutputDir != "" {
 		p.OutputDir = absolute(f.Dir, j.OutputDir)
 	} else if p.FilesOnly {
-		return nil, usagef("--files-only goes with --output-dir, which names the directory for the files")
+		return nil, flagf("--files-only", "goes with --output-dir, which names the directory for the files")
 	}
 	on, err := j.placeRanks(p, f, numRanks(apps))
 	if err != nil {
@@ -151,7 +151,7 @@ func (j Job) Plan(f Facts) (*Plan, error) {
 	switch j.EnvLike {
 	case "", rankenv.LikeOpenMPI, rankenv.LikeSlurm:
 	default:
-		return nil, usagef("--env-like %s: must be %s or %s", j.EnvLike, rankenv.LikeOpenMPI, rankenv.LikeSlurm)
+		return nil, flagf("--env-like", "%s: must be %s or %s", j.EnvLike, rankenv.LikeOpenMPI, rankenv.LikeSlurm)
 	}
 	p.planRanks(on, apps, f, settings, j.EnvLike)
 	p.planInherited(j, f, settings)
@@ -182,11 +182,11 @@ func (j Job) planStdin(ranks int) (int, error) {
 		return AllStdin, nil
 	}
 	if _, err := parseStdin(j.Stdin); err != nil {
-		return 0, usagef("--stdin %v", err)
+		return 0, flagf("--stdin", "%v", err)
 	}
 	rank, _ := strconv.Atoi(j.Stdin)
 	if rank >= ranks {
-		return 0, usagef("--stdin %d: there is no such rank, the job has %s (from 0)", rank, count(ranks, "rank"))
+		return 0, flagf("--stdin", "%d: there is no such rank, the job has %s (from 0)", rank, count(ranks, "rank"))
 	}
 	return rank, nil
 }
@@ -211,15 +211,15 @@ func (j Job) planPolicy(p *Plan) error {
 	}
 	if s := j.TimeoutSignal; s.Signal != 0 && j.Timeout != NoTimeout {
 		if j.Timeout == 0 {
-			return usagef("--timeout-signal %v: a signal before the timeout needs one: --timeout", s)
+			return flagf("--timeout-signal", "%v: a signal before the timeout needs one: --timeout", s)
 		}
 		if s.Before >= j.Timeout {
-			return usagef("--timeout-signal %v: the timeout is %v", s, j.Timeout)
+			return flagf("--timeout-signal", "%v: the timeout is %v", s, j.Timeout)
 		}
 		p.TimeoutSignal = s
 	}
 	if j.RestartWindow != 0 && j.Restarts == nil {
-		return usagef("--restart-window %v: without restarts; give --restarts N", j.RestartWindow)
+		return flagf("--restart-window", "%v: without restarts; give --restarts N", j.RestartWindow)
 	}
 	if j.Restarts != nil && *j.Restarts > 0 {
 		p.Restarts = Restarts{*j.Restarts, j.RestartWindow}
@@ -394,16 +394,16 @@ func inherits(settings []Setting, name string) bool {
 func (j Job) planRemote(p *Plan, f Facts, settings [][]Setting) error {
 	noStage := slices.Contains(j.Stage, StageNone)
 	if noStage && len(j.Stage) > 1 {
-		return usagef("--stage %s and files to send contradict each other", StageNone)
+		return flagf("--stage", "%s and files to send contradict each other", StageNone)
 	}
 	if !slices.ContainsFunc(p.Hosts, func(h PlanHost) bool { return !h.Local }) {
 		return nil
 	}
 	if j.RSH != "" && j.SSHConfig != "" {
-		return usagef("--ssh-config is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F %s)", shellQuote(j.SSHConfig))
+		return flagf("--ssh-config", "is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F %s)", shellQuote(j.SSHConfig))
 	}
 	if j.RSH != "" && isOn(j.AcceptNewHostKeys) {
-		return usagef("--accept-new-host-keys is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -o StrictHostKeyChecking=accept-new)")
+		return flagf("--accept-new-host-keys", "is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -o StrictHostKeyChecking=accept-new)")
 	}
 	p.Remote = Remote{RSH: j.RSH, SSHConfig: j.SSHConfig, AcceptNewHostKeys: isOn(j.AcceptNewHostKeys), ConnectTimeout: j.ConnectTimeout,
 		PortFrom: j.Ports.From, PortTo: j.Ports.To, NoStage: noStage}

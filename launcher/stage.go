@@ -47,7 +47,7 @@ type StageFile struct {
 func stageFile(dir, name string) (StageFile, error) {
 	f := StageFile{Name: name, Path: filepath.Clean(absolute(dir, name))}
 	if !filepath.IsAbs(name) && !filepath.IsLocal(name) {
-		return f, usagef("--stage %s: it lies outside of the current directory, so it has no place in the ranks' directory elsewhere: give its absolute path", name)
+		return f, flagf("--stage", "%s: it lies outside of the current directory, so it has no place in the ranks' directory elsewhere: give its absolute path", name)
 	}
 	return f, nil
 }
@@ -221,7 +221,7 @@ func (s *staging) add(f StageFile) error {
 	}
 	one := func(rel, file string) error {
 		if len(s.files) == maxStaged {
-			return usagef("--stage %s: more than %d files; pack them into one", f.Name, maxStaged)
+			return flagf("--stage", "%s: more than %d files; pack them into one", f.Name, maxStaged)
 		}
 		it := newItem(filepath.Join(f.Name, rel), file, filepath.Join(at, rel), "")
 		if to != "" {
@@ -232,18 +232,18 @@ func (s *staging) add(f StageFile) error {
 	}
 	info, err := os.Stat(f.Path)
 	if err != nil {
-		return usagef("--stage %s: %v", f.Name, files.Reason(err))
+		return flagf("--stage", "%s: %v", f.Name, files.Reason(err))
 	}
 	if !info.IsDir() {
 		return one("", f.Path)
 	}
 	real, err := filepath.EvalSymlinks(f.Path)
 	if err != nil {
-		return usagef("--stage %s: %v", f.Name, files.Reason(err))
+		return flagf("--stage", "%s: %v", f.Name, files.Reason(err))
 	}
 	return filepath.WalkDir(real, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
-			return usagef("--stage %s: %v", f.Name, err)
+			return flagf("--stage", "%s: %v", f.Name, err)
 		}
 		if e.IsDir() {
 			return nil
@@ -251,7 +251,7 @@ func (s *staging) add(f StageFile) error {
 		rel, _ := filepath.Rel(real, path)
 		if e.Type()&fs.ModeSymlink != 0 {
 			if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() {
-				return usagef("--stage %s: %s is a symbolic link, and not to a file", f.Name, path)
+				return flagf("--stage", "%s: %s is a symbolic link, and not to a file", f.Name, path)
 			}
 		}
 		return one(rel, path)

@@ -60,14 +60,15 @@ func newConfigCmd(io stdio) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			sources := []launcher.Source{ofFile: {Job: job, Places: places}}
-			for _, i := range launcher.FindIdle(mayBeAway(job), sources...) {
-				if !i.Refused {
+			var refused error // what gorun FILE refuses is an error here, too, though flags may give the rest
+			for _, i := range launcher.FindIdle(mayBeAway(job), []launcher.Source{ofFile: {Job: job, Places: places}}...) {
+				switch {
+				case !i.Refused:
 					fmt.Fprintf(io.err, "gorun: %s: %s\n", i.From, i.Text(false))
+				case refused == nil:
+					refused = refusal(&i)
 				}
 			}
-			// What gorun FILE refuses is an error here, too, though flags may give the rest.
-			refused := refusedIn(job, sources)
 			if refused == nil && len(job.Programs()) == 0 {
 				refused = noProgram(args[0])
 			}

@@ -25,10 +25,7 @@ func launch(args []string, io stdio) int {
 	case q.version:
 		return show(io, versionLine()+"\n")
 	}
-	sources, err := sourcesOf(q, os.LookupEnv)
-	if err == nil {
-		sources, err = effective(sources, os.LookupEnv)
-	}
+	sources, err := countedOf(q, os.LookupEnv)
 	if err != nil {
 		return fail(io, err)
 	}
@@ -116,7 +113,7 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 	}
 	for _, file := range plan.Remote.Stage {
 		if _, err := os.Stat(file.Path); err != nil {
-			return nil, usagef("--stage %s: %v", file.Name, errors.Unwrap(err))
+			return nil, &launcher.UsageError{Flag: "--stage", Msg: fmt.Sprintf("%s: %v", file.Name, errors.Unwrap(err))}
 		}
 	}
 	return plan, nil
@@ -233,14 +230,20 @@ func untilEnd(io stdio, acct *launcher.Account, bound time.Duration, do func()) 
 
 // jobOf puts together what flags, environment and job file ask for.
 func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error) {
-	sources, err := sourcesOf(q, lookup)
-	if err == nil {
-		sources, err = effective(sources, lookup)
-	}
+	sources, err := countedOf(q, lookup)
 	if err != nil {
 		return q.job, err
 	}
 	return merge(sources), nil
+}
+
+// countedOf are the sources of a job, of which all counts.
+func countedOf(q *request, lookup func(string) (string, bool)) ([]launcher.Source, error) {
+	sources, err := sourcesOf(q, lookup)
+	if err != nil {
+		return nil, err
+	}
+	return effective(sources, lookup)
 }
 
 // effective are the sources of a job without the variables that do nothing in it: they are there for other jobs, and no mistake.
@@ -260,21 +263,19 @@ func effective(sources []launcher.Source, lookup func(string) (string, bool)) (c
 }
 
 // placed says of a job that was refused where in the file the reason stands, if that is a setting that needs another, or one that
-// the error names as a flag.
+// has a flag.
 func placed(err error, job launcher.Job, sources []launcher.Source) error {
 	if i := firstRefused(job, sources); i != nil && i.Source == ofFile {
 		return refusal(i)
 	}
-	// What an error names as a flag may stand in the file.
 	u, ok := errors.AsType[*launcher.UsageError](err)
-	if !ok || len(sources) <= ofFile {
+	if !ok || u.Flag == "" || len(sources) <= ofFile {
 		return err
 	}
-	flag, rest, _ := strings.Cut(u.Msg, " ")
 	for _, o := range launcher.Origins(sources...) {
-		if o.Flag != "" && o.Flag == flag && strings.Count(o.Key, ".") == 1 && o.From == sources[ofFile].Places[o.Key] {
+		if o.Flag == u.Flag && strings.Count(o.Key, ".") == 1 && o.From == sources[ofFile].Places[o.Key] {
 			_, key, _ := strings.Cut(o.Key, ".")
-			return &launcher.UsageError{Msg: o.From + ": " + key + " " + rest, Hint: u.Hint}
+			return &launcher.UsageError{Msg: o.From + ": " + key + " " + u.Msg, Hint: u.Hint}
 		}
 	}
 	return err
