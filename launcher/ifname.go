@@ -3,7 +3,6 @@ package launcher
 import (
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,14 +36,7 @@ func ncclConfigured(env []string, name string) bool {
 		files = append(files, filepath.Join(home, ".nccl.conf"))
 	}
 	for _, file := range files {
-		if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() || info.Size() > 1<<20 {
-			continue
-		}
-		text, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(text)) {
+		for line := range strings.Lines(string(beginning(file))) {
 			if key, value, ok := strings.Cut(line, "="); ok && strings.TrimSpace(key) == name && strings.TrimSpace(value) != "" {
 				return true
 			}

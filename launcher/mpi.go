@@ -3,7 +3,6 @@ package launcher
 import (
 	"debug/elf"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -185,14 +184,15 @@ func (p *Plan) writeMPI(b *strings.Builder) {
 // mpiLibrary is the first MPI library that an executable needs, as its dynamic section names it: libmpi.so.40, libmpich.so.12, libmpi_mpifh.so.40;
 // "" if it needs none or is none.
 func mpiLibrary(file string) string {
-	if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() { // to open a pipe waits for its writer
-		return ""
-	}
-	f, err := elf.Open(file)
+	opened, _, err := openRegular(file)
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
+	defer opened.Close()
+	f, err := elf.NewFile(opened)
+	if err != nil {
+		return ""
+	}
 	libs, err := f.ImportedLibraries()
 	if err != nil {
 		return ""

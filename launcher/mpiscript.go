@@ -114,12 +114,9 @@ func pythonScript(args []string) string {
 	return ""
 }
 
-// beginning is the beginning of a regular file.
+// beginning is the beginning of a regular file, up to maxScript; nil where it cannot be read.
 func beginning(file string) []byte {
-	if info, err := os.Stat(file); err != nil || !info.Mode().IsRegular() { // to open a pipe waits for its writer
-		return nil
-	}
-	f, err := os.Open(file)
+	f, _, err := openRegular(file)
 	if err != nil {
 		return nil
 	}
