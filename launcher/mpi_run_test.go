@@ -179,6 +179,8 @@ func TestMPIEnds(t *testing.T) {
 		{name: "exit with code 0", args: []string{"2 exit 1 0"}, code: 1, cause: 1, summary: "gorun: rank 1 exited with code 0 before MPI_Finalize"},
 		{name: "all leave out MPI_Finalize", args: []string{"2 exit-all"}, code: 0, cause: -1},
 		{name: "some leave out MPI", args: []string{"2 never"}, code: 0, cause: -1},
+		{name: "some never come", args: []string{"1 check", "2 never"}, code: 15, cause: 0, summary: "gorun: rank 0 exited with code 15"},
+		{name: "killed before MPI_Init", args: []string{"1 check", "1 sh kill -9 $$"}, code: 137, cause: 1, summary: "gorun: rank 1 was killed by SIGKILL"},
 		{name: "rubbish", args: []string{rubbish}, job: Job{KillGrace: 200 * time.Millisecond}, code: 1, cause: 0,
 			summary: `gorun: rank 0 does not speak PMI 1.1 on the descriptor in PMI_FD: no command: "hello"`},
 	} {
@@ -187,7 +189,7 @@ func TestMPIEnds(t *testing.T) {
 			if c.args[0] == rubbish && acct.Cause > 0 { // whose came first is chance
 				c.cause, c.summary = acct.Cause, strings.Replace(c.summary, "rank 0", fmt.Sprintf("rank %d", acct.Cause), 1)
 			}
-			if told := strings.Contains(errs, "no rank asked for its place by pmi: if it called MPI_Init, each rank was alone"); told != strings.HasSuffix(c.args[0], "never") {
+			if told := strings.Contains(errs, "no rank asked for its place by pmi: if it called MPI_Init, each rank was alone"); told != strings.HasSuffix(c.args[len(c.args)-1], "never") {
 				t.Errorf("that no rank asked is told: %v; stderr %s", told, errs)
 			}
 			mpiEnded(t, acct, errs, c.code, c.cause, c.summary)

@@ -15,6 +15,7 @@ var peerGone = [][]byte{
 	[]byte("Connection closed by peer"), []byte("Connection reset by peer"), // Gloo; the words of ECONNRESET: PyTorch's store, MPICH
 	[]byte("Broken pipe"),
 	[]byte("Endpoint timeout"), []byte("Destination is unreachable"), []byte("Connection reset by remote peer"), // UCX, below MPI
+	[]byte("got barrier_failed"),                                              // MPICH, as gorun's PMI answers it
 	[]byte("Connection was likely closed"),                                    // PyTorch's store
 	[]byte("Connection closed by remote peer"), []byte("remote process exit"), // NCCL
 	[]byte("ncclRemoteError"),                                                       // NCCL

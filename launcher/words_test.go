@@ -31,6 +31,7 @@ func TestBlamesPeer(t *testing.T) {
 		peerTraceback:                    true,
 		ownTraceback + peerTraceback:     true,
 		"recv: Connection reset by peer": true,
+		"[cli_0]: expecting cmd=barrier_out, got barrier_failed:_rank_3_has_ended\nMPIR_pmi_barrier(327): PMI_Barrier returned -1\n":                                       true,
 		"MPIDI_UCX_init_world(288)\ninitial_address_exchange(145).:  ucx function returned with failed status(ucx_init.c 145 initial_address_exchange Endpoint timeout)\n": true,
 		"a\nrecv: Broken pipe\n" + strings.Repeat("later\n", 9):       true,
 		"a\nrecv: Broken pipe\n" + strings.Repeat("much later\n", 10): false,

@@ -329,14 +329,22 @@ func (s *server) barrier(r *rank) error {
 	return nil
 }
 
-// tryFence gives this host's part when all of its ranks have come to the fence, or those that still can.
+// tryFence gives this host's part when all of its ranks have come to the fence, or those that still can: other hosts may wait for it also when none can.
 func (s *server) tryFence() {
 	s.mu.Lock()
-	came, missing := 0, ""
+	if s.given || s.closed {
+		s.mu.Unlock()
+		return
+	}
+	if why := s.broken; why != "" { // all hosts know, and none gives any more
+		s.mu.Unlock()
+		s.pass(why)
+		return
+	}
+	missing := ""
 	for _, number := range s.local {
 		switch r := s.ranks[number]; {
 		case r.last:
-			came++
 		case r.ended:
 			missing = fmt.Sprintf("rank %d has ended", s.w.Ranks[number])
 		default:
@@ -344,15 +352,8 @@ func (s *server) tryFence() {
 			return
 		}
 	}
-	if came == 0 || s.given || s.closed {
-		s.mu.Unlock()
-		return
-	}
 	s.given = true
-	if missing != "" && s.broken == "" {
-		s.broken = missing
-	}
-	part := given{broken: s.broken, pairs: s.fresh}
+	part := given{broken: missing, pairs: s.fresh}
 	s.fresh = nil
 	name := fmt.Sprintf("pmi %d", s.fence)
 	s.mu.Unlock()
@@ -412,10 +413,14 @@ func (s *server) pass(broken string) {
 	s.mu.Unlock()
 	out := reply("barrier_out", "rc", "0")
 	if broken != "" {
-		out = reply("barrier_out", "rc", "1", "msg", message(broken))
+		// MPICH before 4.1 looks at the name alone: by that of success it would go on, and wait in its shared memory for ranks that never come. All show it.
+		out = reply(message("barrier_failed: "+broken), "rc", "1", "msg", message(broken))
 	}
 	for _, r := range wait {
 		s.answer(r, out)
+	}
+	if broken == "" {
+		s.tryFence() // ranks may have ended while it was under way
 	}
 }
 
