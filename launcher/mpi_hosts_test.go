@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -80,6 +81,14 @@ func TestMPIOnHosts(t *testing.T) {
 			}
 		})
 	}
+	// Those who wait for ranks of another host go on when these can't come any more.
+	t.Run("a host's ranks never come", func(t *testing.T) {
+		j := job(2, "-np", "4", "/root/mpi", "check", ":", "-np", "2", "/root/mpi", "never")
+		const want = `expecting cmd=barrier_out, got barrier_failed:_rank_5_has_ended`
+		if got := j.run(); got != 15 || !strings.Contains(j.err.String(), want) {
+			t.Errorf("exit code %d, want 15; stderr %s, want %s", got, j.err.String(), want)
+		}
+	})
 	t.Run("Open MPI", func(t *testing.T) {
 		prog := mpiProgram(t, "mpicc.openmpi")
 		for i := range h.Hosts {
@@ -92,6 +101,11 @@ func TestMPIOnHosts(t *testing.T) {
 		const want = `(?m)^gorun: rank 3 \(host h2, pid \d+\) called MPI_Abort with code 7 after `
 		if got := j.run(); got != 7 || !regexp.MustCompile(want).MatchString(j.err.String()) {
 			t.Errorf("exit code %d; stderr %s, want %s", got, j.err.String(), want)
+		}
+		j = newHostsJob(t, h, 2, "-np", "4", "/root/openmpi", "check", ":", "-np", "2", "/root/openmpi", "never")
+		const unmet = "PMIx fence (MPI_Init, MPI_Finalize): rank 5 has ended\n"
+		if got := j.run(); got == 0 || !strings.Contains(j.err.String(), unmet) {
+			t.Errorf("exit code %d; stderr %s, want %s", got, j.err.String(), unmet)
 		}
 	})
 }

@@ -58,6 +58,9 @@ func TestOpenMPIEnds(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			acct, _, errs := mpiJob(t, prog, c.job, Options{}, c.args...)
+			if told := strings.Contains(errs, "no rank asked for its place by pmix: if it called MPI_Init, each rank was alone"); told != strings.HasSuffix(c.args[0], "never") {
+				t.Errorf("that no rank asked is told: %v; stderr %s", told, errs)
+			}
 			mpiEnded(t, acct, errs, c.code, c.cause, c.summary)
 			nothingOfPMIx(t, acct.Job)
 		})

@@ -8,8 +8,9 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"github.com/gorun-dev/gorun/rankenv"
 )
 
 // fence is a meeting of some ranks of the world.
@@ -44,10 +45,7 @@ func (c *conn) fence(tag uint32, u *unpacker) error {
 		c.answerStatus(tag, errBadParam)
 		return nil
 	}
-	name := rankList(all)
-	if len(all) == len(s.ranks) {
-		name = everyone
-	}
+	name := s.meetingOf(all)
 	// The oldest fence of these members that this rank has not come to.
 	i := 0
 	for ; i < len(s.fences[name]); i++ {
@@ -60,14 +58,7 @@ func (c *conn) fence(tag uint32, u *unpacker) error {
 		return nil
 	}
 	if i == len(s.fences[name]) {
-		s.count[name]++
-		f := &fence{number: s.count[name], all: all, hosts: s.w.HostsOf(all), in: map[int]request{}}
-		for _, r := range all {
-			if s.w.HostOf[r] == s.w.Host {
-				f.members = append(f.members, r)
-			}
-		}
-		s.fences[name] = append(s.fences[name], f)
+		s.addFence(name, all)
 	}
 	f := s.fences[name][i]
 	f.in[c.rank] = request{c, tag, time.Now()}
@@ -76,12 +67,28 @@ func (c *conn) fence(tag uint32, u *unpacker) error {
 	return nil
 }
 
+// addFence begins a fence of some members behind those that are not met. s.mu is held.
+func (s *server) addFence(name string, all []int) {
+	s.count[name]++
+	f := &fence{number: s.count[name], all: all, hosts: s.w.HostsOf(all), in: map[int]request{}}
+	for _, r := range all {
+		if s.w.HostOf[r] == s.w.Host {
+			f.members = append(f.members, r)
+		}
+	}
+	s.fences[name] = append(s.fences[name], f)
+}
+
 // tryFence gives this host's part for the oldest fence of some members, if all of them have come that still can. s.mu is held.
 func (s *server) tryFence(name string) {
 	for len(s.fences[name]) > 0 {
 		f := s.fences[name][0] // a rank comes to the oldest first, so that no later one is complete
 		if f.given {
 			return
+		}
+		if name == everyone && s.over != "" { // all hosts know, and none gives any more
+			s.meet(name, s.over)
+			continue
 		}
 		missing := ""
 		for _, r := range f.members {
@@ -104,9 +111,19 @@ func (s *server) tryFence(name string) {
 		s.exchange("pmix fence "+name+" "+strconv.Itoa(f.number), f.hosts, s.given(f, missing), func(why string) {
 			s.meet(name, why)
 			s.tryFence(name)
+			s.tryLast()
 		})
 		return
 	}
+}
+
+// tryLast gives this host's part for the next fence of all when none of its ranks can come to one any more: ranks of other hosts may wait there. s.mu is held.
+func (s *server) tryLast() {
+	if s.live > 0 || s.over != "" || len(s.fences[everyone]) > 0 || len(s.hosts) == 1 {
+		return
+	}
+	s.addFence(everyone, s.everyone())
+	s.tryFence(everyone)
 }
 
 // meet ends the oldest fence of some members: it was passed, or can't be for a reason. s.mu is held.
@@ -116,27 +133,46 @@ func (s *server) meet(name, why string) {
 	if len(s.fences[name]) == 0 {
 		delete(s.fences, name)
 	}
-	st := success
-	if why != "" {
-		st = errGeneral
+	if why == "" {
+		for _, q := range f.in {
+			q.conn.answerStatus(q.tag, success)
+		}
+		return
 	}
-	for _, q := range f.in {
-		q.conn.answerStatus(q.tag, st)
+	if name == everyone {
+		s.over = why
 	}
+	s.tasks.Go(func() {
+		for r := range f.in {
+			if s.w.Say != nil {
+				s.w.Say(r, "PMIx fence (MPI_Init, MPI_Finalize): "+why+"\n") // what clients say does not name it
+			}
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, q := range f.in {
+			q.conn.answerStatus(q.tag, errGeneral)
+		}
+	})
 }
 
 // endFences has fences end that wait for a rank that has ended. s.mu is held.
 func (s *server) endFences(number int) {
-	k := s.ranks[number]
-	for _, q := range k.wait {
-		q.conn.answerStatus(q.tag, errNotFound)
-	}
-	k.wait = nil
 	for name, list := range s.fences {
 		if slices.Contains(list[0].members, number) {
 			s.tryFence(name)
 		}
 	}
+	s.tryLast()
+}
+
+// everyone are all ranks.
+func (s *server) everyone() []int {
+	all := make([]int, len(s.ranks))
+	for r := range all {
+		all[r] = r
+	}
+	return all
 }
 
 // members are the ranks that processes are, ascending.
@@ -147,11 +183,7 @@ func (s *server) members(procs []proc) ([]int, error) {
 		case p.namespace != s.namespace:
 			return nil, errors.New("another namespace")
 		case p.rank == rankWildcard:
-			all := make([]int, len(s.ranks))
-			for r := range all {
-				all[r] = r
-			}
-			return all, nil
+			return s.everyone(), nil
 		case uint64(p.rank) >= uint64(len(s.ranks)):
 			return nil, fmt.Errorf("no rank %d", p.rank)
 		}
@@ -161,24 +193,21 @@ func (s *server) members(procs []proc) ([]int, error) {
 	return slices.Compact(ranks), nil
 }
 
-// rankList is a short name of ranks.
-func rankList(ranks []int) string {
-	var b strings.Builder
-	for i, r := range ranks {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(strconv.Itoa(r))
+// meetingOf is a short name of the fences of some ranks.
+func (s *server) meetingOf(ranks []int) string {
+	if len(ranks) == len(s.ranks) {
+		return everyone
 	}
 	const most = 64
-	if b.Len() <= most {
-		return b.String()
+	list := rankenv.RankList(ranks)
+	if len(list) <= most {
+		return list
 	}
-	sum := sha256.Sum256([]byte(b.String()))
+	sum := sha256.Sum256([]byte(list))
 	return hex.EncodeToString(sum[:])
 }
 
-// spread gives to all other hosts what the ranks of this one have published, once: when all of them have. So a rank can ask for what one
+// spread gives to all other hosts what the ranks of this one have published, once: when all of them have that still can. So a rank can ask for what one
 // elsewhere has published without any fence. What ranks publish later is given at the next fence of all. s.mu is held.
 func (s *server) spread() {
 	if s.has || len(s.hosts) == 1 {
@@ -188,16 +217,19 @@ func (s *server) spread() {
 	s.exchange("pmix published", s.hosts, s.news(""), func(string) {}) // if it is not possible fences say so
 }
 
-// news are what the ranks of this host have published and other hosts don't have, behind a text. From now on they have it. s.mu is held.
+// news are what the ranks of this host have published and other hosts don't have, and which have ended without, behind a text. From now on they have it. s.mu is held.
 func (s *server) news(text string) []byte {
-	var ranks []int
+	var ranks, never []int
 	for _, r := range s.local {
-		if k := s.ranks[r]; k.dirty {
+		switch k := s.ranks[r]; {
+		case k.dirty:
 			k.dirty = false
 			ranks = append(ranks, r)
+		case k.ended && !k.known:
+			never = append(never, r)
 		}
 	}
-	return s.pack(text, ranks)
+	return s.pack(text, never, ranks)
 }
 
 // given is what this host gives for a fence: why it can't be passed, if it can't, and what its ranks have published. s.mu is held.
@@ -211,12 +243,16 @@ func (s *server) given(f *fence, missing string) []byte {
 			ranks = append(ranks, r)
 		}
 	}
-	return s.pack(missing, ranks)
+	return s.pack(missing, nil, ranks)
 }
 
-// pack packs what ranks have published for other hosts, behind a text.
-func (s *server) pack(text string, ranks []int) []byte {
+// pack packs what ranks have published for other hosts, behind a text and the ranks that never will publish anything.
+func (s *server) pack(text string, never, ranks []int) []byte {
 	b := appendBytes(nil, []byte(text))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(never)))
+	for _, r := range never {
+		b = binary.BigEndian.AppendUint32(b, uint32(r))
+	}
 	for _, r := range ranks {
 		b = binary.BigEndian.AppendUint32(b, uint32(r))
 		b = appendBytes(b, s.ranks[r].remote)
@@ -232,23 +268,38 @@ func appendBytes(b, data []byte) []byte {
 func (s *server) learn(host int, b []byte) (why string, err error) {
 	u := &unpacker{b: b}
 	why = string(u.take(uint64(u.u32())))
-	for len(u.b) > 0 {
+	rank := func() int {
 		r := u.u32()
-		data := u.take(uint64(u.u32()))
-		if u.err != nil {
+		if u.err == nil && err == nil && (uint64(r) >= uint64(len(s.ranks)) || s.w.HostOf[r] != host) {
+			err = fmt.Errorf("host %s has published for rank %d, which is not its", s.w.Hosts[host], r)
+		}
+		return int(r)
+	}
+	for n := u.u32(); n > 0; n-- {
+		r := rank()
+		if u.err != nil || err != nil {
 			break
 		}
-		if uint64(r) >= uint64(len(s.ranks)) || s.w.HostOf[r] != host {
-			return "", fmt.Errorf("host %s has published for rank %d, which is not its", s.w.Hosts[host], r)
+		if host != s.w.Host {
+			s.never(r)
 		}
-		if host == s.w.Host {
-			continue
-		}
-		k := s.ranks[r]
-		k.remote, k.known = data, true
-		s.published(int(r))
 	}
-	if u.err != nil {
+	for u.err == nil && err == nil && len(u.b) > 0 {
+		r := rank()
+		data := u.take(uint64(u.u32()))
+		if u.err != nil || err != nil {
+			break
+		}
+		if host != s.w.Host {
+			k := s.ranks[r]
+			k.remote, k.known = data, true
+			s.published(r)
+		}
+	}
+	switch {
+	case err != nil:
+		return "", err
+	case u.err != nil:
 		return "", fmt.Errorf("host %s: %w", s.w.Hosts[host], u.err)
 	}
 	return why, nil

@@ -126,7 +126,7 @@ func TestOpenMPIEnds(t *testing.T) {
 			t.Errorf("left: %+v, want %+v; printed:\n%s", left[0], want, out[0])
 		}
 	})
-	for what, want := range map[string]procman.Departure{"silent": {}, "exit": {Unfinished: true}, "die": {Unfinished: true}} {
+	for what, want := range map[string]procman.Departure{"silent": {Silent: true}, "exit": {Unfinished: true}, "die": {Unfinished: true}} {
 		t.Run(what, func(t *testing.T) {
 			j := start(t, 0)
 			out, left := j.run(t, program, what)

@@ -2,6 +2,7 @@ package pmix
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -130,6 +131,9 @@ const (
 	scopeGlobal = 3
 )
 
+// maxPublished bounds what the ranks of a host publish for others, in bytes: a host gives it at once.
+const maxPublished = 48 << 20
+
 // commit takes what a rank publishes: for each scope all that it has published in it so far.
 func (c *conn) commit(tag uint32, u *unpacker) error {
 	s := c.s
@@ -150,19 +154,31 @@ func (c *conn) commit(tag uint32, u *unpacker) error {
 		parts = append(parts, part{scope, data})
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	k := s.ranks[c.rank]
+	local, remote, dirty := k.local, k.remote, k.dirty
 	for _, p := range parts {
 		if p.scope == scopeLocal || p.scope == scopeGlobal {
-			k.local = p.data
+			local = p.data
 		}
 		if p.scope == scopeRemote || p.scope == scopeGlobal {
-			k.remote, k.dirty = p.data, true
+			remote, dirty = p.data, true
 		}
 	}
+	held := s.held - len(k.remote) + len(remote)
+	if held > maxPublished {
+		c.answerStatus(tag, errOutOfResource)
+		s.mu.Unlock()
+		// Clients take no notice of the answer.
+		s.end(c.rank, procman.Departure{Fault: fmt.Sprintf("publishes too much by PMIx: %d bytes with the other ranks of its host, the most is %d", held, maxPublished)})
+		return nil
+	}
+	defer s.mu.Unlock()
+	k.local, k.remote, k.dirty, s.held = local, remote, dirty, held
 	if !k.known {
 		k.known, k.dirty = true, true
-		s.unheard--
+		if !k.ended { // a child of its process may say so later
+			s.unheard--
+		}
 	}
 	c.answerStatus(tag, success)
 	s.published(c.rank)
@@ -170,6 +186,16 @@ func (c *conn) commit(tag uint32, u *unpacker) error {
 		s.spread()
 	}
 	return nil
+}
+
+// never tells those who wait for what a rank publishes that it has ended without. s.mu is held.
+func (s *server) never(number int) {
+	k := s.ranks[number]
+	k.ended = true
+	for _, q := range k.wait {
+		q.conn.answerStatus(q.tag, errNotFound)
+	}
+	k.wait = nil
 }
 
 // published answers those who wait for what a rank has published. s.mu is held.

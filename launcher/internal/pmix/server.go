@@ -43,7 +43,10 @@ type server struct {
 	fences  map[string][]*fence // by members: those that are not met, oldest first
 	count   map[string]int      // how many such fences there were
 	outbox  []exchange
-	unheard int      // local ranks that have published nothing yet
+	over    string   // no fence of all can be passed any more: why
+	live    int      // local ranks that have not ended
+	unheard int      // those of them that have published nothing yet
+	held    int      // bytes that local ranks have published for other hosts
 	has     bool     // what they have published is given to the other hosts
 	clean   []string // files that ranks leave behind
 }
@@ -54,6 +57,7 @@ type rank struct {
 	remote []byte    // published for ranks of other hosts
 	known  bool      // it has published, if only nothing
 	dirty  bool      // remote has not been given to all hosts
+	ended  bool      // its process has; of ranks of other hosts known if they have published nothing
 	wait   []request // that wait for what it publishes
 
 	// Of ranks of this host.
@@ -61,7 +65,6 @@ type rank struct {
 	finalized bool
 	conns     int           // open ones
 	idle      chan struct{} // closed while there is none
-	ended     bool
 	why       procman.Departure
 }
 
@@ -93,7 +96,7 @@ func Serve(w procman.World) (procman.Server, error) {
 		s.ranks[i] = &rank{idle: make(chan struct{})}
 		close(s.ranks[i].idle)
 	}
-	s.unheard = len(s.local)
+	s.live, s.unheard = len(s.local), len(s.local)
 	s.info = sync.OnceValue(s.jobInfo)
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.tasks.Go(s.accept)
@@ -196,9 +199,19 @@ func (s *server) Ended(number int) procman.Departure {
 	procman.AwaitEnd(idle)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r.ended = true
 	why := r.why
-	why.Unfinished = r.connected && !r.finalized
+	why.Unfinished, why.Silent = r.connected && !r.finalized, !r.connected
+	if r.ended {
+		return why
+	}
+	s.live--
+	if !r.known {
+		s.unheard--
+	}
+	s.never(number)
+	if s.unheard == 0 {
+		s.spread()
+	}
 	s.endFences(number)
 	return why
 }

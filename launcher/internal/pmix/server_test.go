@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -147,6 +149,140 @@ func TestFenceWithoutEnded(t *testing.T) {
 	c.wants(errGeneral)
 }
 
+// Nor can one be passed that the ranks of another host have not come to, and don't come to any more; and no later one.
+func TestFenceWithoutHost(t *testing.T) {
+	for _, c := range []struct {
+		hostOf []int
+		want   string
+	}{
+		{[]int{0, 1}, "0: PMIx fence (MPI_Init, MPI_Finalize): rank 101 has ended\n"},
+		{[]int{0, 1, 1, 2}, "0: PMIx fence (MPI_Init, MPI_Finalize): rank 102 has ended\n"},
+	} {
+		j := start(t, c.hostOf...)
+		a := j.connect(t, 0)
+		a.fence(false)
+		for r := 1; r < len(c.hostOf); r++ {
+			j.server(r).Ended(r)
+		}
+		for range 3 {
+			a.wants(errGeneral)
+			if got := <-j.said; got != c.want {
+				t.Errorf("said %q, want %q", got, c.want)
+			}
+			a.fence(false)
+		}
+	}
+}
+
+// A rank may end while its host waits for others: it has come to this fence, and can't come to the next one.
+func TestEndedInFence(t *testing.T) {
+	j := start(t, 0, 1)
+	a, b := j.connect(t, 0), j.connect(t, 1)
+	b.fence(false)
+	until(t, "rank 1 waits", func() bool { return len(j.server(1).Standing(1).Waits) == 1 })
+	b.nc.Close()
+	j.server(1).Ended(1)
+	a.fence(false)
+	a.wants(success)
+	a.fence(false)
+	a.wants(errGeneral)
+}
+
+// When all have ended in order the hosts are through with each other.
+func TestEndOfAll(t *testing.T) {
+	j := start(t, 0, 1, 1)
+	var ranks []*client
+	for r := range j.hostOf {
+		ranks = append(ranks, j.connect(t, r))
+		ranks[r].publish("", "address")
+		ranks[r].fence(true)
+	}
+	for r, c := range ranks {
+		c.wants(success)
+		c.request(cmdFinalize, nil)
+		c.wants(success)
+		c.nc.Close()
+		if why := j.server(r).Ended(r); why != (procman.Departure{}) {
+			t.Errorf("rank %d: %+v", r, why)
+		}
+	}
+	want := []string{"pmix fence all 1", "pmix fence all 2", "pmix published"}
+	met := func() []string {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		return slices.Sorted(maps.Keys(j.meet))
+	}
+	until(t, "the last exchange", func() bool { return len(met()) >= len(want) })
+	for _, s := range j.servers {
+		s.Close()
+	}
+	if diff := cmp.Diff(met(), want); diff != "" {
+		t.Errorf("exchanges (-got +want):\n%s", diff)
+	}
+}
+
+// A rank that ends without a word keeps nobody from what the others of its host have published; and what it has not published is not waited for.
+func TestGetWithoutEnded(t *testing.T) {
+	j := start(t, 0, 1, 1, 1)
+	a, c, d := j.connect(t, 0), j.connect(t, 2), j.connect(t, 3)
+	a.publish("", "")
+	a.get(2, "key")
+	c.publish("", "two")
+	j.server(1).Ended(1)
+	late := j.connect(t, 1) // a child of its process
+	late.publish("", "late")
+	d.publish("", "three")
+	if got := a.got(); got != "two" {
+		t.Errorf("of rank 2: %q", got)
+	}
+	a.get(3, "key")
+	if got := a.got(); got != "three" {
+		t.Errorf("of rank 3: %q", got)
+	}
+
+	j = start(t, 0, 1, 1)
+	a, b := j.connect(t, 0), j.connect(t, 1)
+	a.publish("", "")
+	a.get(2, "key")
+	b.publish("", "one")
+	j.server(2).Ended(2)
+	a.wants(errNotFound)
+	a.get(2, "key")
+	a.wants(errNotFound)
+	a.get(1, "key")
+	if got := a.got(); got != "one" {
+		t.Errorf("of rank 1: %q", got)
+	}
+}
+
+// What a host can't give to the others at once is not taken.
+func TestTooMuch(t *testing.T) {
+	j := start(t, 0, 0, 1)
+	a, b, c := j.connect(t, 0), j.connect(t, 1), j.connect(t, 2)
+	much := strings.Repeat("x", maxPublished/2)
+	a.publish("", much)
+	a.publish("", much) // counts once
+	b.publish("", much)
+	c.publish("", "address")
+	b.request(cmdCommit, func(p *packer) {
+		p.count(1)
+		p.u8(scopeGlobal)
+		p.count(1)
+		p.u8(1)
+		p.bytes([]byte(much + "x"))
+	})
+	b.wants(errOutOfResource)
+	want := departure{1, procman.Departure{Fault: "publishes too much by PMIx: 50331649 bytes with the other ranks of its host, the most is 50331648"}}
+	if got := j.ended(t); got != want {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	// What was taken all hosts have.
+	c.get(1, "key")
+	if got := c.got(); got != much {
+		t.Errorf("rank 2 gets %d bytes of rank 1", len(got))
+	}
+}
+
 func TestExchangeFails(t *testing.T) {
 	j := start(t, 0, 1)
 	j.mu.Lock()
@@ -209,7 +345,7 @@ func TestLeave(t *testing.T) {
 	}
 	d.wants(success)
 	d.gone()
-	if why := s.Ended(2); why != (procman.Departure{}) {
+	if why := s.Ended(2); why != (procman.Departure{Silent: true}) {
 		t.Errorf("one that never spoke: %+v", why)
 	}
 }
@@ -553,7 +689,8 @@ func FuzzRequest(f *testing.F) {
 // FuzzLearn gives a server rubbish from another host.
 func FuzzLearn(f *testing.F) {
 	f.Add(binary.BigEndian.AppendUint32(nil, 0))
-	f.Add([]byte{0, 0, 0, 1, 'x', 0, 0, 0, 1, 0, 0, 0, 1, 'y'})
+	f.Add([]byte{0, 0, 0, 1, 'x', 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 'y'})
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0})
 	s := &server{w: procman.World{HostOf: []int{0, 1}, Hosts: []string{"a", "b"}}, ranks: []*rank{{}, {}}}
 	f.Fuzz(func(t *testing.T, b []byte) { s.learn(1, b) })
 }

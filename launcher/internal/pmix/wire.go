@@ -57,11 +57,12 @@ const (
 type status int32
 
 const (
-	success         status = 0
-	errGeneral      status = -1
-	errBadParam     status = -27
-	errNotFound     status = -46
-	errNotSupported status = -47
+	success          status = 0
+	errGeneral       status = -1
+	errBadParam      status = -27
+	errOutOfResource status = -29
+	errNotFound      status = -46
+	errNotSupported  status = -47
 )
 
 // Ranks that are none.
