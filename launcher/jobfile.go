@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -91,6 +92,7 @@ func DecodeJob(name string, data []byte) (Job, error) {
 }
 
 func decodeJob(name string, data []byte) (Job, Places, error) {
+	data = bytes.TrimPrefix(data, []byte("\ufeff")) // some editors begin UTF-8 with it
 	d := jobDecoder{file: name, index: map[string]*tomlKey{}, places: Places{}}
 	var doc map[string]any
 	if _, err := toml.Decode(string(data), &doc); err != nil {

@@ -67,6 +67,17 @@ files_only = true
 
 const twoHosts = "[[host]]\nname = \"a\"\nslots = 1\n\n[[host]]\nname = \"b\"\n"
 
+// An editor of Windows begins UTF-8 with a mark, and ends lines with two characters.
+func TestDecodeJobOfWindows(t *testing.T) {
+	got, places, err := decodeJob("job.toml", []byte("\ufeff[job]\r\nnp = 2\r\nprogram = \"true\"\r\n"))
+	if err != nil || got.NP != 2 || got.Program != "true" || places["job.np"] != "job.toml:2" {
+		t.Errorf("%+v, np at %q, %v", got, places["job.np"], err)
+	}
+	if _, err := DecodeJob("job.toml", []byte("\ufeff[job]\r\nnp = x\r\n")); err == nil || err.Error() != `job.toml:2:6: expected value but found "x" instead; text stands in quotes: np = "x"` {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestDecodeJobHosts(t *testing.T) {
 	got, err := DecodeJob("job.toml", []byte(`
 [job]

@@ -133,16 +133,30 @@ func lacksX(info fs.FileInfo, uid int) bool {
 
 // notExecutable says how a file that nobody may execute can be run.
 func notExecutable(name string) string {
-	s := "the file is not executable; chmod +x " + shellQuote(name)
-	for ext, tool := range map[string]string{".py": "python3", ".sh": "sh", ".jl": "julia", ".rb": "ruby", ".pl": "perl"} {
-		if strings.HasSuffix(name, ext) {
-			return s + ", or gorun ... " + tool + " " + shellQuote(name)
-		}
+	const is = "the file is not executable; "
+	hint, source := insteadOf(name)
+	switch {
+	case source:
+		return is + hint
+	case hint != "":
+		hint = ", or " + hint
 	}
-	if strings.HasSuffix(name, ".go") {
-		return "the file is not executable; a Go program is given by its directory: " + shellQuote(filepath.Dir(name)+"/")
+	return is + "chmod +x " + shellQuote(name) + hint
+}
+
+// insteadOf says how a file that is no program itself is run, by the end of its name: "" for a name that does not tell. To make the text of a program
+// executable helps nothing.
+func insteadOf(name string) (hint string, source bool) {
+	switch ext := strings.ToLower(filepath.Ext(name)); ext {
+	case ".py", ".sh", ".jl", ".rb", ".pl":
+		tool := map[string]string{".py": "python3", ".sh": "sh", ".jl": "julia", ".rb": "ruby", ".pl": "perl"}[ext]
+		return "gorun ... " + tool + " " + shellQuote(name), false
+	case ".go":
+		return "a Go program is given by its directory: " + shellQuote(filepath.Dir(name)+"/"), true
+	case ".c", ".cc", ".cpp", ".cxx", ".cu", ".f", ".f90", ".rs":
+		return "it is the text of a program: compile it, and give what the compiler makes", true
 	}
-	return s
+	return "", false
 }
 
 // executable is nil for a file that this process may execute.
@@ -334,6 +348,9 @@ func execError(p Program, rank int, err error) error {
 			e.Msg += fmt.Sprintf(": it is a program for %s, and this host is %s", arch, runtime.GOARCH)
 		} else {
 			e.Msg += ": neither a program for this machine nor a script that begins with #!"
+			if hint, _ := insteadOf(p.Name); hint != "" {
+				e.Msg += "; " + hint
+			}
 		}
 	case errors.Is(err, syscall.ENOENT):
 		e.Code = ExitNotFound

@@ -44,6 +44,8 @@ var elsewhere = []struct {
 	{"preload-files preload-binary bcast", "the program is sent where it is missing; files are sent with --stage FILE"},
 	{"c ntasks", "the number of ranks is given with -np N"},
 	{"p ssh-port port", "a port is given with the host: -H ssh://host:port"},
+	{"s", "who reads stdin is said with --stdin: a rank's number, all or none"},
+	{"V", "the version is printed by gorun --version"},
 	{"configfile app appfile", "a job is described in TOML: see gorun help job-file"},
 }
 

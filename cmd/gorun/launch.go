@@ -166,10 +166,18 @@ func foundThere(p *launcher.Plan, app int) bool {
 	return !strings.Contains(name, "/") || p.Remote.NoStage && strings.HasPrefix(name, "/")
 }
 
-// hintCommand adds to the error for a missing program that a command of gorun's own has its name.
+// hintCommand adds to the error for a missing program that a command of gorun's own has its name, or nearly has it.
 func hintCommand(err error, job launcher.Job, program string) error {
 	s, ok := errors.AsType[*launcher.StartError](err)
-	if !ok || s.Code != launcher.ExitNotFound || !slices.Contains(subcommands, program) || strings.HasPrefix(program, "__") {
+	if !ok || s.Code != launcher.ExitNotFound || strings.HasPrefix(program, "__") {
+		return err
+	}
+	if !slices.Contains(subcommands, program) {
+		words := slices.DeleteFunc(slices.Clone(subcommands), func(word string) bool { return strings.HasPrefix(word, "__") })
+		// With a number of ranks it was meant to be a program; and what else is said of it is more likely.
+		if near := launcher.Slip(program, words); near != "" && job.NP == 0 && strings.HasSuffix(s.Msg, ": not found in PATH") {
+			return &launcher.StartError{Code: s.Code, Msg: s.Error() + "; did you mean gorun " + near + "?"}
+		}
 		return err
 	}
 	hint := "gorun " + program
