@@ -629,7 +629,7 @@ func (c *Comm) Drain(ctx context.Context) error {
 	return nil
 }
 
-// releaseWait bounds the wait for the device to tell that closed graphs are gone. It does so on a thread of its own, mostly within 0.2 ms.
+// releaseWait bounds the wait for the device to tell that closed graphs are gone, which it does on a thread of its own, mostly within 0.2 ms, and for memory that goes.
 const releaseWait = time.Second
 
 // awaitReleases waits until closed graphs without a replay in flight have given up their registrations.
@@ -671,7 +671,8 @@ func (c *Comm) drainHolders() {
 
 // Close ends the communicator in good order where all members close it after the same call, waiting at most 2 s for them, else it aborts: a
 // member that is past this rank's last call gets an error that names this rank. With live graphs it is an error that names them, and where they
-// were captured, and nothing is closed. Put it in a defer. Twice is fine, the second one waits for the first. A Close after failure or Abort releases everything and returns nil.
+// were captured, and nothing is closed. Put it in a defer. Twice is fine, the second one waits for the first; in what is called when memory goes (cuda.Memory.OnFree), too, but
+// then who lets the memory go has waited for it for a second. A Close after failure or Abort releases everything and returns nil.
 // Operations that are still enqueued when the wait ends fail, and Close returns an error that says so: synchronize the streams first.
 func (c *Comm) Close() error {
 	if c == nil {
@@ -723,6 +724,25 @@ func (c *Comm) Close() error {
 	}
 	c.releaseAll(ErrClosed)
 	return err
+}
+
+// letGo ends holds. With the last one of freed memory come the program's functions (cuda.Memory.OnFree), which may close the communicator, and so wait for who lets
+// go: they run on a goroutine of their own, which is waited for at most releaseWait.
+func letGo(holds ...*cuda.Hold) {
+	if len(holds) == 0 {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for _, h := range holds {
+			h.Release()
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(releaseWait):
+	}
 }
 
 // closing is what a wait of Close is for, in place of a record.

@@ -292,9 +292,7 @@ func (l *library) newPanes(ctx context.Context, keys []windowed, unasked bool) (
 	all, meetErr := l.c.Meet(ctx, own, "windows of a captured call")
 	if meetErr != nil {
 		// The end of the capture, or of the communicator, on all members alike: nobody uses the windows, and they end with the communicator.
-		l.c.mu.Lock()
-		l.strays = append(l.strays, made...)
-		l.c.mu.Unlock()
+		l.keepPanes(&l.strays, made)
 		return nil, "", meetErr
 	}
 	for r, b := range all {
@@ -303,22 +301,34 @@ func (l *library) newPanes(ctx context.Context, keys []windowed, unasked bool) (
 		}
 	}
 	if lack == "" {
-		l.c.mu.Lock()
-		l.panes = append(l.panes, made...)
-		l.c.mu.Unlock()
+		l.keepPanes(&l.panes, made)
 		return made, "", nil
 	}
 	for _, p := range made {
-		if l.c.failed.Load() != nil && l.keep(p.hold) {
-			continue // the abort ends it
+		if l.c.failed.Load() == nil { // else the abort ends it
+			p.raw.close()
 		}
-		p.raw.close()
-		p.hold.Release()
+		l.c.letGo(p.hold)
 	}
 	if unasked && l.unable.Load() == nil {
 		l.unable.Store(&lack) // the next try would end as this one
 	}
 	return nil, lack, nil
+}
+
+// keepPanes has the end of the communicator end them, or where that has been lets go of their memory.
+func (l *library) keepPanes(list *[]*pane, made []*pane) {
+	l.c.mu.Lock()
+	closed := l.c.closed
+	if !closed {
+		*list = append(*list, made...)
+	}
+	l.c.mu.Unlock()
+	if closed {
+		for _, p := range made {
+			l.c.letGo(p.hold)
+		}
+	}
 }
 
 func (l *library) newPane(ctx context.Context, k windowed) (*pane, error) {
@@ -328,7 +338,7 @@ func (l *library) newPane(ctx context.Context, k windowed) (*pane, error) {
 	}
 	raw, err := l.window(ctx, cuda.Range{Mem: k.mem, Len: k.mem.Size()})
 	if err != nil || raw == nil {
-		hold.Release()
+		l.c.letGo(hold)
 		return nil, err
 	}
 	return &pane{ids: k.ids, mem: k.mem, raw: raw, hold: hold}, nil
@@ -381,7 +391,7 @@ func (c *Comm) DropWindows(idle [][]byte) error {
 	var errs []error
 	for _, p := range dead {
 		errs = append(errs, p.raw.close())
-		p.hold.Release()
+		l.c.letGo(p.hold)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return c.errorf("drop windows", err)

@@ -211,15 +211,15 @@ func (w *SymmetricWindow) give() error {
 	return err
 }
 
-// letGo releases memory that the library may still know: when the communicator ends, not before it has.
+// letGo releases memory that the library may still know: where the communicator ends, not before it has.
 func (c *Comm) letGo(hold *cuda.Hold) {
 	c.mu.Lock()
-	ending := c.closing
+	ending := c.closing || c.failed.Load() != nil
 	c.mu.Unlock()
 	if l, ok := c.be.(*library); ok && ending && l.keep(hold) {
 		return
 	}
-	hold.Release()
+	letGo(hold)
 }
 
 // Range is what the window is of.
