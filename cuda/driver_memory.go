@@ -185,22 +185,33 @@ func (v *vmm) alloc(bytes uint64) (cusys.DevicePtr, uint64, error) {
 	if v.off != nil {
 		return 0, 0, v.off
 	}
-	d := v.g.drv
-	n := (max(bytes, 1) + v.grain - 1) / v.grain * v.grain
-	h, err := d.MemCreate(n, &v.prop)
+	h, err := v.g.drv.MemCreate(v.round(bytes), &v.prop)
 	if err != nil {
 		return 0, 0, err
 	}
+	return v.mapping(h, bytes, v.access)
+}
+
+// round is how long the mapping of a number of bytes is.
+func (v *vmm) round(bytes uint64) uint64 { return (max(bytes, 1) + v.grain - 1) / v.grain * v.grain }
+
+// mapping maps a handle's memory for devices, the first of which must have it, and gives the handle back: the mapping keeps the memory.
+func (v *vmm) mapping(h cusys.AllocHandle, bytes uint64, access []cusys.MemAccess) (cusys.DevicePtr, uint64, error) {
+	d := v.g.drv
+	n := v.round(bytes)
 	base, err := d.MemReserve(n, v.grain)
 	if err != nil {
 		return 0, 0, errors.Join(err, d.MemRelease(h))
 	}
 	err = d.MemMap(base, n, h)
-	if err = errors.Join(err, d.MemRelease(h)); err != nil { // the mapping keeps the memory
-		return 0, 0, errors.Join(err, d.MemUnreserve(base, n))
+	if releaseErr := d.MemRelease(h); err != nil || releaseErr != nil {
+		if err == nil {
+			releaseErr = errors.Join(releaseErr, d.MemUnmap(base, n))
+		}
+		return 0, 0, errors.Join(err, releaseErr, d.MemUnreserve(base, n))
 	}
-	if err = d.MemSetAccess(base, n, v.access); err != nil && len(v.access) > 1 {
-		err = d.MemSetAccess(base, n, v.access[:1]) // without the peers
+	if err = d.MemSetAccess(base, n, access); err != nil && len(access) > 1 {
+		err = d.MemSetAccess(base, n, access[:1]) // without the peers
 	}
 	if err != nil {
 		return 0, 0, errors.Join(err, d.MemUnmap(base, n), d.MemUnreserve(base, n))

@@ -13,6 +13,8 @@ func runRole(role string) int {
 	switch role {
 	case "barrier":
 		err = runBarrierRank()
+	case "import":
+		err = runImport()
 	case "lost GPU":
 		err = runLostGPU()
 	}

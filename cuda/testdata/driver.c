@@ -3,12 +3,14 @@
  * invalidated, a touch of freed memory loses the context for good (700). FAKE_DEVICES and FAKE_FABRIC say what the machine has.
  * The test compiles it for each vendor, with the names changed; HIP says what AMD does otherwise. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
@@ -362,6 +364,12 @@ API int cuPointerGetAttributes(u32 n, const int *attrs, void **data, u64 p) {
 
 struct prop { int type, handles, loctype, locid; void *win32; uint8_t comp, rdma; uint16_t usage; uint8_t reserved[4]; };
 API int cuMemGetAllocationGranularity(size_t *n, const struct prop *p, int opt) { (void)p; *n = opt ? GRAIN : 4096; return 0; }
+static u64 add_handle(struct handle of) {
+	struct handle *v = malloc(sizeof *v);
+	*v = of;
+	live++;
+	return (u64)(uintptr_t)v;
+}
 API int cuMemCreate(u64 *h, size_t n, const struct prop *p, u64 flags) {
 	SAFE;
 	if (p->handles & 8)
@@ -370,12 +378,12 @@ API int cuMemCreate(u64 *h, size_t n, const struct prop *p, u64 flags) {
 		return unlock(1);
 	if (n > (1ull << 34) - used)
 		return unlock(2);
-	struct handle *v = calloc(1, sizeof *v);
-	*v = (struct handle){n, memfd_create("fake", MFD_CLOEXEC), p->locid, p->handles};
-	if (ftruncate(v->fd, n))
+	char about[32]; /* for who imports it */
+	snprintf(about, sizeof about, "fake %d %d", p->locid, p->handles);
+	int fd = memfd_create(about, MFD_CLOEXEC);
+	if (fd < 0 || ftruncate(fd, n))
 		return unlock(2);
-	*h = (u64)(uintptr_t)v;
-	live++;
+	*h = add_handle((struct handle){n, fd, p->locid, p->handles});
 	return unlock(0);
 }
 API int cuMemRelease(u64 h) {
@@ -384,6 +392,34 @@ API int cuMemRelease(u64 h) {
 	close(v->fd);
 	free(v);
 	live--;
+	return unlock(0);
+}
+static int dup_fd(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 0); }
+API int cuMemRetainAllocationHandle(u64 *h, u64 p) {
+	SAFE;
+	struct mem *m = find(p);
+	if (!m || m->kind != VMM)
+		return unlock(1);
+	*h = add_handle((struct handle){m->n, dup_fd(m->fd), m->device, m->handles});
+	return unlock(0);
+}
+API int cuMemExportToShareableHandle(int *fd, u64 h, int type, u64 flags) {
+	SAFE;
+	struct handle *v = (void *)h;
+	if (type != 1 || !(v->handles & type) || flags)
+		return unlock(1);
+	*fd = dup(v->fd); /* not close-on-exec, as other libraries' may be */
+	return unlock(*fd < 0 ? 999 : 0);
+}
+API int cuMemImportFromShareableHandle(u64 *h, void *os, int type) {
+	SAFE;
+	int fd = (int)(intptr_t)os, device, handles;
+	char link[40], about[64] = "";
+	struct stat st;
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	if (type != 1 || fstat(fd, &st) || readlink(link, about, sizeof about - 1) < 0 || sscanf(about, "/memfd:fake %d %d", &device, &handles) != 2)
+		return unlock(1);
+	*h = add_handle((struct handle){st.st_size, dup_fd(fd), device, handles});
 	return unlock(0);
 }
 API int cuMemAddressReserve(u64 *p, size_t n, size_t align, u64 hint, u64 flags) {
@@ -416,7 +452,7 @@ API int cuMemMap(u64 p, size_t n, size_t off, u64 h, u64 flags) {
 	if (!m || m->kind != RESERVED || m->n != n || v->n != n || off || flags)
 		return unlock(1);
 	mmap((void *)p, n, PROT_NONE, MAP_SHARED | MAP_FIXED, v->fd, 0);
-	m->kind = VMM, m->handles = v->handles, m->device = v->device, m->access = 0;
+	m->kind = VMM, m->fd = dup_fd(v->fd), m->handles = v->handles, m->device = v->device, m->access = 0;
 	used += n;
 	return unlock(0);
 }
@@ -426,6 +462,7 @@ API int cuMemUnmap(u64 p, size_t n) {
 	if (!m || m->kind != VMM || m->n != n)
 		return unlock(1);
 	mmap((void *)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+	close(m->fd);
 	m->kind = RESERVED;
 	used -= n;
 	return unlock(0);
