@@ -266,7 +266,7 @@ func (c *checker) open(ctx context.Context, i int) (*checkLink, error) {
 		}
 		return l, err
 	}
-	l.calm = tend(l.mux, nil) // what is asked of it has bounds of its own
+	l.calm = tend(l.mux, nil, nil) // what is asked of it has bounds of its own
 	return l, nil
 }
 

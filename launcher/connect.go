@@ -95,9 +95,9 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 		return meeting{}, err
 	}
 	r.later(files.end)
-	timeout := p.Remote.timeout()
-	dial, over := context.WithTimeoutCause(inner, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
+	bound, dial, over := newRunBound(inner, p.Remote.timeout())
 	defer over()
+	r.dialing = bound
 	c := &connector{r: r, outer: ctx, ctx: inner, dial: dial, way: w, builds: builds, key: key, files: files, progress: tellSending(func(line string) { r.say("%s", line) }), missing: map[int]bool{}, failed: map[int]error{}}
 	if c.gather(cancel) {
 		return meeting{}, errInterrupted
@@ -390,6 +390,7 @@ func (c *connector) open(index int, connected func()) (*remoteHost, error) {
 		return fail(err)
 	}
 	h.opened = time.Now()
+	r.speaking.add(h)
 	if err := c.prepare(h, limit); err != nil {
 		return fail(err)
 	}
@@ -439,7 +440,7 @@ func (c *connector) part(h *remoteHost) (*agentwire.Prepare, []int) {
 func (c *connector) prepare(h *remoteHost, limit *limit) error {
 	r := c.r
 	prep, programs := c.part(h)
-	calm := tend(h.mux, limit.pass)
+	calm := tend(h.mux, &h.paused, limit.pass)
 	defer calm()
 	if !c.files.quick(h.session.Arch, programs) {
 		limit.move(c.ctx)

@@ -122,7 +122,6 @@ func (h *fakeHost) look(ctx context.Context, _ int) (*hostLook, error) {
 
 func (h *fakeHost) meet(meeting) error       { return nil }
 func (h *fakeHost) stopForks()               {}
-func (h *fakeHost) pause()                   {}
 func (h *fakeHost) note(agentEvent)          {}
 func (h *fakeHost) refresh()                 {}
 func (h *fakeHost) state() jobState          { return jobState{} }

@@ -3,6 +3,7 @@ package launcher
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
@@ -46,8 +47,9 @@ func (h *heartbeat) beat(now time.Time, quiet bool) (silent time.Duration, stopp
 }
 
 // tend keeps the heartbeat of a session in which nobody else does: an agent ends when it does not hear of gorun, however long other hosts take. It calls
-// lost, if that is not nil, when the other side is silent, and is done then. The function that it returns ends it, and may be called again.
-func tend(mux *agentwire.Mux, lost func(error)) (end func()) {
+// lost, if that is not nil, when the other side is silent, and is done then. It says nothing while quiet, if that is not nil. The function that it returns
+// ends it, and may be called again.
+func tend(mux *agentwire.Mux, quiet *atomic.Bool, lost func(error)) (end func()) {
 	quit := make(chan struct{})
 	var wait sync.WaitGroup
 	wait.Go(func() {
@@ -60,7 +62,7 @@ func tend(mux *agentwire.Mux, lost func(error)) (end func()) {
 				return
 			case <-tick.C:
 			}
-			if silent, _ := pulse.beat(time.Now(), false); silent > silentAgreed && lost != nil {
+			if silent, _ := pulse.beat(time.Now(), quiet != nil && quiet.Load()); silent > silentAgreed && lost != nil {
 				lost(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
 				return
 			}

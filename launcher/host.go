@@ -32,8 +32,6 @@ type hostAgent interface {
 	stopForks()
 	// signal sends a signal to the ranks that pick picks; nil picks all.
 	signal(sig syscall.Signal, pick func(rank int) bool)
-	// pause says that this process is about to stop, until something else is said.
-	pause()
 	// note tells the host's bootstrap node what an event of this host means for the job.
 	note(e agentEvent)
 	// look tells what the ranks do, within some seconds, and with what is known when ctx is done. size is about how many bytes may be told of each.
@@ -299,8 +297,6 @@ func (h *localHost) start() {
 func (h *localHost) stopForks() { h.agent.stopForks() }
 
 func (h *localHost) signal(sig syscall.Signal, pick func(rank int) bool) { h.agent.signal(sig, pick) }
-
-func (h *localHost) pause() {}
 
 func (h *localHost) note(e agentEvent) {
 	switch e.kind {

@@ -108,7 +108,7 @@ func (r *runner) choosePlaces(ctx context.Context) error {
 			defer h.answer.Store(nil)
 			h.calm()
 			h.listen()
-			calm := tend(h.mux, h.lost)
+			calm := tend(h.mux, &h.paused, h.lost)
 			defer func() {
 				cancel() // it may wait for us
 				calm()

@@ -340,7 +340,7 @@ func (h *remoteHost) endOf(err error) error {
 func (h *remoteHost) await(lost func(error)) (end func()) {
 	var once sync.Once
 	tell := func(err error) { once.Do(func() { lost(err) }) }
-	calm := tend(h.mux, tell)
+	calm := tend(h.mux, &h.paused, tell)
 	quit := make(chan struct{})
 	var wait sync.WaitGroup
 	wait.Go(func() {
@@ -483,6 +483,13 @@ func (h *remoteHost) signal(sig syscall.Signal, pick func(rank int) bool) {
 	h.mux.Send(&agentwire.Message{Signal: s})
 }
 
+// resume says that this process goes on.
+func (h *remoteHost) resume() {
+	h.paused.Store(false)
+	h.mux.Send(&agentwire.Message{Ping: &agentwire.Empty{}})
+}
+
+// pause says that this process is about to stop, until something else is said.
 func (h *remoteHost) pause() {
 	h.paused.Store(true) // no more beats
 	h.mux.Send(&agentwire.Message{Pause: &agentwire.Empty{}})

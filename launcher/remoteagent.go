@@ -193,6 +193,8 @@ func (s *agentServer) serve() error {
 				return s.check(m.Check)
 			case m.Ping != nil: // a program is being built, or files are being read
 				timeout.Reset(prepareWait)
+			case m.Pause != nil:
+				timeout.Stop()
 			case m.Prepare == nil:
 				return errors.New("the session does not begin with what to run")
 			default:
@@ -455,9 +457,7 @@ func (s *agentServer) run() error {
 // handle does what gorun says. The agent is done after Bye.
 func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 	started := s.host.agent != nil
-	if was := s.paused.Swap(m.Pause != nil); was && m.Pause == nil {
-		s.resumed.Store(time.Now().UnixNano())
-	}
+	s.heard(m)
 	switch {
 	case m.Pause != nil:
 	case m.Ping != nil:
@@ -509,7 +509,7 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 		}
 		s.host.signal(syscall.Signal(m.Signal.Signal), pick)
 	case m.Reap != nil:
-		calm := tend(s.mux, nil) // what is removed may be much
+		calm := tend(s.mux, nil, nil) // what is removed may be much
 		defer calm()
 		r := &agentwire.Reaped{Killed: s.host.reap()}
 		for _, k := range s.job.Ranks {
@@ -638,6 +638,13 @@ func (s *agentServer) confirm(host int) bool {
 	}
 	s.doubts[host] = d
 	return false
+}
+
+// heard takes note whether gorun stops, or goes on.
+func (s *agentServer) heard(m *agentwire.Message) {
+	if was := s.paused.Swap(m.Pause != nil); was && m.Pause == nil {
+		s.resumed.Store(time.Now().UnixNano())
+	}
 }
 
 // inPause reports whether gorun is stopped, or was a moment ago: then nothing follows from silence.

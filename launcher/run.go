@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -46,8 +45,6 @@ const (
 	lossSeen = silentAlone + 5*time.Second
 	// hearing bounds the wait for the report of a rank that has ended already.
 	hearing = time.Second
-	// resumeSeen bounds the wait for the signal that has ended a stop of this process.
-	resumeSeen = time.Second
 	// adoptEvery is how often processes that ranks left behind are reaped.
 	adoptEvery = 5 * time.Second
 )
@@ -90,6 +87,8 @@ type runner struct {
 	nMet     int         // hosts that have met all others
 	met      atomic.Bool // that is all of them
 	retries  retries
+	speaking speaking
+	dialing  *runBound   // of the connections; nil: none are made
 	nodes    []nodePlace // where the nodes of the hosts are, where there are several
 
 	places []*HostPlace // what hosts give their ranks; nil: not known
@@ -524,26 +523,6 @@ func (r *runner) loseHost(e agentEvent) {
 		r.acct.Reason, r.acct.Error = ReasonHostLost, why
 	}
 	r.endFor(ReasonHostLost, why, syscall.SIGTERM, syscall.SIGKILL)
-}
-
-// suspend stops the ranks and this process, as Ctrl-Z asks, and lets the ranks go on when this process does.
-func (r *runner) suspend() {
-	if r.started {
-		r.toRanks(syscall.SIGSTOP, nil)
-		r.eachHost(func(_ int, h hostAgent) { h.pause() })
-	}
-	// To this very thread, so that it stops before it goes on; one for the process may come to another thread first.
-	runtime.LockOSThread()
-	unix.Tgkill(unix.Getpid(), unix.Gettid(), syscall.SIGSTOP)
-	runtime.UnlockOSThread()
-	// SIGCONT ended the stop: it is taken here, that ranks get it once.
-	select {
-	case <-r.resumes:
-	case <-time.After(resumeSeen):
-	}
-	if r.started {
-		r.toRanks(syscall.SIGCONT, nil)
-	}
 }
 
 // toRanks sends a signal to the ranks that pick picks, of all hosts.

@@ -60,6 +60,8 @@ func (s *agentServer) stage() error {
 			if !ok || m.Bye != nil {
 				messages = nil
 				stop(errors.New("the session has ended"))
+			} else {
+				s.heard(m)
 			}
 		case sig := <-s.signals:
 			if sig == syscall.SIGTERM {
@@ -68,7 +70,12 @@ func (s *agentServer) stage() error {
 				stop(errors.New("terminated"))
 			}
 		case <-tick.C:
-			if silent, _ := pulse.beat(time.Now(), false); silent > silentAgent {
+			now := time.Now()
+			silent, _ := pulse.beat(now, false)
+			if s.inPause() {
+				pulse.heard, silent = now, 0
+			}
+			if silent > silentAgent {
 				stop(fmt.Errorf("gorun has been silent for %v", silent.Round(time.Second)))
 			}
 		}

@@ -163,7 +163,7 @@ func (c *Client) Open(ctx context.Context, t way.Target, line string) (way.Sessi
 // givenUp adds how often it was tried, or says that it is the caller who gave up.
 func givenUp(ctx context.Context, e *way.Error, n int, begin time.Time) error {
 	cp := *e
-	if errors.Is(ctx.Err(), context.Canceled) && !errors.Is(e, context.Cause(ctx)) {
+	if ctx.Err() != nil && !timedOut(ctx) && !errors.Is(e, context.Cause(ctx)) {
 		cp.Cause, cp.Advice, cp.Temporary = fmt.Errorf("%w (last: %w)", context.Cause(ctx), e.Cause), "", false
 		return &cp
 	}

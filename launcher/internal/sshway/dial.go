@@ -134,7 +134,7 @@ func (c *Client) connect(ctx context.Context, h hop, depth int) (*link, error) {
 	leave, err := c.enter(ctx, h.address())
 	if err != nil {
 		e := failure(h, way.PhaseConnect, fmt.Errorf("wait for other logins at %s: %w", h.address(), err), "")
-		e.Temporary = isTimeout(ctx.Err())
+		e.Temporary = timedOut(ctx)
 		return nil, e
 	}
 	defer leave()

@@ -42,6 +42,9 @@ func isTimeout(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()
 }
 
+// timedOut reports whether a context has ended because its time is over, by a deadline or by whoever has cancelled it for that.
+func timedOut(ctx context.Context) bool { return isTimeout(ctx.Err()) || isTimeout(context.Cause(ctx)) }
+
 // dialFailure is the error of a connection that was not made.
 func dialFailure(ctx context.Context, h hop, err error) *way.Error {
 	e := failure(h, way.PhaseConnect, err, "")
@@ -60,7 +63,7 @@ func dialFailure(ctx context.Context, h hop, err error) *way.Error {
 	case ctx.Err() != nil:
 		e.Cause = fmt.Errorf("%s: %w", what, context.Cause(ctx))
 		e.Advice = fmt.Sprintf("nothing answered: is the host up, and port %d open in its firewall?", h.o.port)
-		e.Temporary = isTimeout(ctx.Err())
+		e.Temporary = timedOut(ctx)
 	case errors.Is(err, syscall.ECONNRESET): // accepted by the kernel, and dropped
 		e.Cause = fmt.Errorf("%s: %w (%w)", what, errDropped, syscall.ECONNRESET)
 		e.Temporary = true
@@ -121,7 +124,7 @@ func handshakeFailure(ctx context.Context, h hop, conn *watchedConn, check *host
 			what = "the key exchange did not end"
 		}
 		e := failure(h, phase, fmt.Errorf("%s: %w", what, context.Cause(ctx)), "")
-		e.Temporary = isTimeout(ctx.Err())
+		e.Temporary = timedOut(ctx)
 		if phase == way.PhaseConnect {
 			e.Advice = fmt.Sprintf("is it sshd that listens on port %d there? it may be stopped or overloaded", h.o.port)
 		}

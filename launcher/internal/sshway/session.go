@@ -73,7 +73,7 @@ func sessionFailure(ctx context.Context, h hop, err error) *way.Error {
 	switch {
 	case ctx.Err() != nil:
 		e.Cause = fmt.Errorf("the command did not start: %w", context.Cause(ctx))
-		e.Temporary = isTimeout(ctx.Err())
+		e.Temporary = timedOut(ctx)
 	case isEnd(err):
 		e.Cause = fmt.Errorf("the server closed the connection behind authentication: %w", err)
 		e.Advice = fmt.Sprintf("is the account %s locked or expired? sshd's log on the host says why", h.o.user)
