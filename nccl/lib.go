@@ -65,7 +65,7 @@ type library struct {
 	giving      int                             // how many lists of memory are being given back at the moment
 	dead        []*cuda.Hold                    // memory that closed graphs had registered
 	undone      int                             // registrations of closed graphs that the library still has
-	draining    bool                            // a drain is under way, on a goroutine of tellers
+	draining    bool                            // a drain is under way, in drains
 	undrainable bool                            // the communicators are about to go: no drain begins
 	ended       bool                            // the communicators are gone: nothing is registered any more
 	closing     bool
@@ -82,7 +82,7 @@ type library struct {
 	wake    chan struct{}
 	tellers sync.WaitGroup
 	telling atomic.Pointer[chan struct{}] // of the first failure that this rank tells, closed when it has
-	doneSeq atomic.Uint64
+	drains  sync.WaitGroup
 }
 
 // vendorOf is the library for a platform.

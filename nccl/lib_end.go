@@ -194,7 +194,7 @@ func (l *library) release() {
 	l.undrainable = true
 	l.rmu.Unlock()
 	if l.c.failed.Load() == nil && l.together && l.main != 0 {
-		l.awaitDrain()
+		l.drains.Wait() // none may be in the library when the communicators go
 		if err := l.finalize(); err != nil {
 			l.failing()
 		} else {
@@ -208,6 +208,7 @@ func (l *library) release() {
 	l.closing = true
 	l.rmu.Unlock()
 	l.tellers.Wait()
+	l.drains.Wait()
 	if l.closings != nil {
 		l.closings.Close()
 	}
@@ -222,19 +223,6 @@ func (l *library) release() {
 	}
 	l.closeDrain()
 	l.messages.release()
-}
-
-// awaitDrain waits for a drain that has begun: it must not be in the library when the communicators go. None begins any more.
-func (l *library) awaitDrain() {
-	for {
-		l.rmu.Lock()
-		draining := l.draining
-		l.rmu.Unlock()
-		if !draining {
-			return
-		}
-		time.Sleep(20 * time.Microsecond)
-	}
 }
 
 // abortDone stands for an abort where the communicators are gone in good order.
@@ -434,7 +422,7 @@ func (l *library) drainSoon() {
 		return
 	}
 	l.draining = true
-	l.tellers.Go(func() {
+	l.drains.Go(func() {
 		defer func() {
 			l.rmu.Lock()
 			l.draining = false

@@ -120,7 +120,7 @@ func (u *use) check(seen uint64, done bool) (now uint64, err error) {
 	if done && raise(&u.done, seen) {
 		c.lookout.due.Store(true)
 		if seq := u.what.Load() << 8 >> 8; u.issued.Load() == seen {
-			u.l.reached(seq)
+			c.acct.SetDone(seq) // tells the others how far this rank is
 		}
 	}
 	return now, nil
@@ -205,13 +205,6 @@ func (u *use) name() string {
 		name += fmt.Sprintf(" #%d", seq)
 	}
 	return name
-}
-
-// reached tells the others how far this rank is.
-func (l *library) reached(seq uint64) {
-	if raise(&l.doneSeq, seq) {
-		l.c.acct.SetDone(seq)
-	}
 }
 
 // behind is how many operations are not known to be done, without asking a stream.
