@@ -545,6 +545,10 @@ func (l *library) closeDrain() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.drainStream != nil {
+		// The communicators are gone, and what they did there is on its way out: Close by itself has less patience.
+		ctx, cancel := context.WithTimeout(context.Background(), destroyWait)
+		l.drainStream.Synchronize(ctx)
+		cancel()
 		l.drainStream.Close()
 		l.drainStream = nil
 	}

@@ -532,6 +532,8 @@ static void transfers(struct op *o) {
 	struct comm *c = o->c;
 	for (struct message *m = o->messages; m; m = m->next)
 		m->moved = 0;
+	if (word("self-late") && o->messages->peer == c->rank)
+		usleep(300000); /* longer than a stream that is closed is waited for */
 	/* to this rank itself */
 	for (struct message *m = o->messages; m; m = m->next)
 		if (m->send && m->peer == c->rank)
