@@ -412,6 +412,38 @@ func TestInit(t *testing.T) {
 			})
 		})
 	}
+	// Who comes when that has ended another member, too, gets the first of the two as the cause.
+	for _, dies := range []bool{true, false} {
+		t.Run(fmt.Sprintf("a late member, dies %t", dies), func(t *testing.T) {
+			ranktest.Run(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+				cause := "left the job"
+				if dies {
+					cause = "killed by SIGSEGV"
+				}
+				ended := func(rank int) error {
+					for end := time.Now().Add(room); job.RankErr(rank) == nil; time.Sleep(time.Millisecond) {
+						if time.Now().After(end) {
+							return fmt.Errorf("rank %d does not end", rank)
+						}
+					}
+					return nil
+				}
+				switch job.Rank() {
+				case 2:
+					if dies {
+						ranktest.Kill(job, cause)
+					}
+					return nil
+				case 0: // who makes the id
+					return ended(2)
+				}
+				if err := errors.Join(ended(2), ended(0)); err != nil {
+					return err
+				}
+				return wantErr(with(ctx, job, nil, func(*world) error { return nil }), nil, "rank 2", cause)
+			})
+		})
+	}
 	t.Run("a member cannot", func(t *testing.T) {
 		ranktest.Run(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
 			if job.Rank() != 1 {

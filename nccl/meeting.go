@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"weak"
@@ -41,13 +42,14 @@ func nextInit(job *bootstrap.Job, who string) int {
 	return m[who]
 }
 
-// meetID makes the unique id on the first member and waits for it on the others. The end of the first one ends that, also one in good order.
+// meetID makes the unique id on the first member and waits for it on the others. The end of a member, also one in good order, ends that: the first end is the cause, for
+// those that wait for a member may have ended with it.
 func (c *Comm) meetID(ctx context.Context, name string) (bootstrap.UniqueID, error) {
 	if c.rank != 0 {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		stop := c.job.Watch(func(e bootstrap.Event) {
-			if e.Rank == c.ranks[0] && (e.Kind == bootstrap.RankDied || e.Kind == bootstrap.RankLeft) && e.Err != nil {
+			if slices.Contains(c.ranks, e.Rank) && (e.Kind == bootstrap.RankDied || e.Kind == bootstrap.RankLeft) && e.Err != nil {
 				cancel(e.Err)
 			}
 		})
