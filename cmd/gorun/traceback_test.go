@@ -28,7 +28,7 @@ if os.environ["RANK"] == "3":
 load_batch()
 .
 [ $RANK = 1 ] && unset PYTHONFAULTHANDLER; ulimit -c 0; [ $RANK = 2 ] || exec ` + python + ` $RANKDIR/$RANK.py; ` + python + ` $RANKDIR/2.py; echo script: $?`
-	want := regexp.MustCompile(`(?s)^gorun: what the ranks do after .*python.*\[2\]   File "\S+2\.py", line 3 in load_batch
+	want := regexp.MustCompile(`(?s)(?:^|\n)gorun: what the ranks do after .*python.*\[2\]   File "\S+2\.py", line 3 in load_batch
 .*\[3\]   File "\S+3\.py", line 3 in load_batch
 .*
 gorun: timeout: the job has run for \S+

@@ -125,7 +125,7 @@ func own(function string) bool {
 	if rest, ok := strings.CutPrefix(function, module); ok {
 		pkg, _, _ := strings.Cut(rest, ".")
 		top, _, _ := strings.Cut(pkg, "/")
-		return top != "examples"
+		return top != "examples" && top != "cmd" // those are programs
 	}
 	pkg := function
 	if i := strings.LastIndexByte(function, '/'); i >= 0 {

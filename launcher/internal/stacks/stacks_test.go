@@ -186,7 +186,9 @@ func TestLookHidden(t *testing.T) {
 func TestTell(t *testing.T) {
 	name := func(ranks []int) string { return fmt.Sprint("ranks ", ranks) }
 	wait := []Goroutine{parsed[0], parsed[2]}
-	odd := []Goroutine{{ID: 1, State: "sleep", Frames: []Frame{{"time.Sleep", "runtime/time.go:1"}, {"main.main", "train/main.go:7"}}}, parsed[1]}
+	inside := Goroutine{ID: 8, State: "syscall", By: "main.main", Frames: []Frame{{"syscall.Syscall6", "syscall/syscall_linux.go:96"}, {module + "cuda.(*driver).wait", "cuda/host_drive.go:69"},
+		{module + "cuda.(*Stream).Synchronize", "cuda/stream.go:46"}, {"main.step", "train/main.go:9"}, {module + "graphs.capture", "graphs/capture.go:9"}, {"main.train", "train/main.go:8"}}}
+	odd := []Goroutine{inside, {ID: 1, State: "sleep", Frames: []Frame{{"time.Sleep", "runtime/time.go:1"}, {"main.main", "train/main.go:7"}}}, parsed[1]}
 	all := []Rank{
 		{Rank: 4, Go: wait}, {Rank: 0, Go: wait}, {Rank: 1, Go: wait}, {Rank: 3, Go: odd},
 		{Rank: 5, Processes: []Process{
@@ -207,6 +209,12 @@ ranks [0 1 4]: main goroutine, select
 ranks [3]: goroutine, sync.Mutex.Lock
   main.lockForever (train/main.go:3)
   started by main.main
+ranks [3]: goroutine, syscall
+  github.com/gorun-dev/gorun/cuda.(*Stream).Synchronize (cuda/stream.go:46)
+  main.step (train/main.go:9)
+  github.com/gorun-dev/gorun/graphs.capture (graphs/capture.go:9)
+  main.train (train/main.go:8)
+  started by main.main
 ranks [5]: python3, sleeping in read 5 (socket)
   1 other thread running
   2 other threads sleeping in futex
@@ -214,7 +222,7 @@ ranks [5]: python3, sleeping in read 5 (socket)
 	if d := cmp.Diff(Tell(all, name, false), want); d != "" {
 		t.Error(d)
 	}
-	if got := strings.Join(Tell(all, name, true), "\n"); !strings.Contains(got, "bootstrap.(*remote).read (bootstrap/remote.go:150)") || !strings.Contains(got, "runtime_SemacquireMutex") {
+	if got := strings.Join(Tell(all, name, true), "\n"); !strings.Contains(got, "bootstrap.(*remote).read (bootstrap/remote.go:150)") || !strings.Contains(got, "runtime_SemacquireMutex") || !strings.Contains(got, "cuda.(*driver).wait") {
 		t.Errorf("with verbose:\n%s", got)
 	}
 	var many []Rank

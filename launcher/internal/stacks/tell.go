@@ -96,10 +96,20 @@ func (g *Goroutine) title() string {
 	return fmt.Sprintf("%s, %s", kind, g.State)
 }
 
-// shown are the frames, without those below what the program called.
+// shown are the frames, without those below what the program called: of gorun, and of the Go runtime.
 func (g *Goroutine) shown(verbose bool) []string {
 	frames := g.Frames
 	if !verbose {
+		called := 0
+		for i, f := range frames {
+			if !own(f.Func) {
+				break
+			}
+			if strings.HasPrefix(f.Func, module) {
+				called = i
+			}
+		}
+		frames = frames[called:]
 		for len(frames) > 1 && innards(frames[0].Func) {
 			frames = frames[1:]
 		}
