@@ -76,10 +76,10 @@ func TestFakeDriver(t *testing.T) {
 		run    string
 		least  int
 	}{
-		{"CUDA", cusys.CUDA, "FAKE_DEVICES=2", all, 29},
+		{"CUDA", cusys.CUDA, "FAKE_DEVICES=2", all, 31},
 		{"CUDA, fabric handles are refused", cusys.CUDA, "FAKE_FABRIC=1", "^TestGPU(Memory|Qualifies)", 2},
-		{"MUSA", cusys.MUSA, "FAKE_DEVICES=2", all, 27},
-		{"HIP", cusys.HIP, "FAKE_DEVICES=1", all, 27},
+		{"MUSA", cusys.MUSA, "FAKE_DEVICES=2", all, 29},
+		{"HIP", cusys.HIP, "FAKE_DEVICES=1", all, 29},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if testing.Short() && c.vendor != cusys.CUDA {

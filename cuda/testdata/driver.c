@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,8 +68,16 @@ static int usable(u64 p, size_t n) {
 	return ok;
 }
 
+/* The kernel of package nccl's small collectives, gorun_peer (nccl/peer.cu), which says what the lines are: the same bytes in the same places. */
+enum { PEER_RANKS = 8, PEER_BLOCKS = 64 };
+enum { ALL_REDUCE = 1, REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER };
+enum { SUM, PROD, MIN, MAX };
+enum { INT8 = 1, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
+struct gorun_peer_args { u64 send, recv, bytes, counts, stop, bufs[PEER_RANKS]; int rank, ranks, root, op, red, type, per, cap; };
+
+
 /* Work. */
-enum opkind { COPY, SET8, SET32, CALL, RECORD, WAIT, RUN, SCALE };
+enum opkind { COPY, SET8, SET32, CALL, RECORD, WAIT, RUN, SCALE, PEER };
 /* An event is its last record; who waits for an earlier one goes on doing so. */
 struct record { int done; };
 struct event { struct record *last; struct capture *cap; int deps[MAXDEPS], ndeps; };
@@ -80,6 +89,7 @@ struct op {
 	u64 dst, src, count;
 	u32 v;
 	float factor;
+	struct gorun_peer_args peer; /* and v blocks */
 	hostfn fn;
 	void *arg;
 	struct record *mark;
@@ -123,7 +133,211 @@ static void unref_exec(struct exec *x) {
 	free(x);
 }
 
-/* execute does an operation; L is held, and given up while Go runs. */
+static float float_of(u32 x) { float f; memcpy(&f, &x, 4); return f; }
+static u32 bits_of(float f) { u32 x; memcpy(&x, &f, 4); return x; }
+static double double_of(u64 x) { double f; memcpy(&f, &x, 8); return f; }
+static u64 bits_of_double(double f) { u64 x; memcpy(&x, &f, 8); return x; }
+
+static float from_f16(u32 x) {
+	u32 sign = (x & 0x8000) << 16, e = x >> 10 & 31, m = x & 1023;
+	if (e == 31)
+		return float_of(sign | 0x7f800000 | m << 13);
+	float f = e ? float_of((e + 112) << 23 | m << 13) : (float)m / (1 << 24);
+	return sign ? -f : f;
+}
+static u32 to_f16(float f) {
+	u32 x = bits_of(f), sign = x >> 16 & 0x8000, a = x & 0x7fffffff;
+	if (a > 0x7f800000)
+		return 0x7fff; /* as GPUs have it */
+	if (a >= 0x477ff000)
+		return sign | 0x7c00;
+	if (a < 0x38800000) /* below the normal numbers: what is left of the sum is a multiple of 2^-24, rounded by the addition */
+		return sign | (bits_of(float_of(a) + 0.5f) - bits_of(0.5f));
+	return sign | ((a + 0xfff + (a >> 13 & 1)) - (112u << 23)) >> 13;
+}
+static u32 to_bf16(float f) {
+	u32 x = bits_of(f);
+	return (x & 0x7fffffff) > 0x7f800000 ? x >> 16 | 0x40 : (x + 0x7fff + (x >> 16 & 1)) >> 16;
+}
+
+static int width_of(int type) { return (const int[]){0, 1, 1, 4, 4, 8, 8, 2, 2, 4, 8}[type]; }
+static u64 extend(int type, u64 x) {
+	switch (type) {
+	case INT8: return (u64)(int8_t)x;
+	case UINT8: return (uint8_t)x;
+	case INT32: return (u64)(int32_t)x;
+	case UINT32: return (u32)x;
+	}
+	return x;
+}
+static u64 reduce_int(int red, int type, u64 x, u64 y) {
+	int less = type == INT8 || type == INT32 || type == INT64 ? (long long)y < (long long)x : y < x;
+	switch (red) {
+	case SUM: return extend(type, x + y);
+	case PROD: return extend(type, x * y);
+	case MIN: return less ? y : x;
+	default: return less ? x : y;
+	}
+}
+/* Floats are reduced as doubles: one sum or product of two floats, rounded to double and then to float, is the float's own. */
+static double reduce_float(int red, double x, double y) {
+	switch (red) {
+	case SUM: return x + y;
+	case PROD: return x * y;
+	}
+	if (x != x || y != y)
+		return x != x ? y : x;
+	if (x == y)
+		return (red == MIN) == !!__builtin_signbit(x) ? x : y;
+	return (red == MIN) == (x < y) ? x : y;
+}
+static double number_of(int type, u64 x) {
+	switch (type) {
+	case FLOAT16: return from_f16(x & 0xffff);
+	case BFLOAT16: return float_of((u32)x << 16);
+	case FLOAT32: return float_of((u32)x);
+	}
+	return double_of(x);
+}
+static u64 bits_of_number(int type, double f) {
+	switch (type) {
+	case FLOAT16: return to_f16((float)f);
+	case BFLOAT16: return to_bf16((float)f);
+	case FLOAT32: return bits_of((float)f);
+	}
+	return bits_of_double(f);
+}
+/* reduce_lines makes one line of those of all ranks, in the order of the ranks. */
+static u64 reduce_lines(const u64 *v, int ranks, int red, int type) {
+	u64 out = 0;
+	int bits = 8 * width_of(type);
+	for (int at = 0; at < 64; at += bits) {
+		u64 x = extend(type, v[0] >> at);
+		if (type >= FLOAT16) {
+			double f = number_of(type, x);
+			for (int r = 1; r < ranks; r++) {
+				f = reduce_float(red, f, number_of(type, v[r] >> at));
+				if (type != FLOAT64)
+					f = (float)f;
+			}
+			x = bits_of_number(type, f);
+		} else
+			for (int r = 1; r < ranks; r++)
+				x = reduce_int(red, type, x, extend(type, v[r] >> at));
+		out |= (bits == 64 ? x : x & ((1ull << bits) - 1)) << at;
+	}
+	return out;
+}
+
+static u64 load_line(u64 from, u64 i, u64 bytes) {
+	u64 x = 0, left = bytes - i * 8;
+	memcpy(&x, (void *)(from + i * 8), left < 8 ? left : 8);
+	return x;
+}
+static void store_line(u64 to, u64 i, u64 bytes, u64 x) {
+	u64 left = bytes - i * 8;
+	memcpy((void *)(to + i * 8), &x, left < 8 ? left : 8);
+}
+static void put_line(u64 p, u64 x, u32 flag) {
+	__atomic_store_n((u64 *)p, (u32)x | (u64)flag << 32, __ATOMIC_RELEASE);
+	__atomic_store_n((u64 *)p + 1, x >> 32 | (u64)flag << 32, __ATOMIC_RELEASE);
+}
+/* peer_usable says whether the memory of this rank is all there; that of the others see peer_slot. */
+static int peer_usable(const struct gorun_peer_args *a, u32 blocks) {
+	u64 all = a->bytes * a->ranks;
+	return usable(a->stop, 4) && usable(a->counts, 4 * (u64)blocks) && usable(a->send, a->op == REDUCE_SCATTER ? all : a->bytes) &&
+	       ((a->op == REDUCE && a->rank != a->root) || usable(a->recv, a->op == ALL_GATHER ? all : a->bytes));
+}
+/* get_line waits for a line, without L; 0 if the communicator or the context has failed meanwhile. */
+static int get_line(const struct gorun_peer_args *a, u32 blocks, u64 p, u64 *x, u32 flag) {
+	for (int spins = 0;; spins++) {
+		u64 lo = __atomic_load_n((u64 *)p, __ATOMIC_ACQUIRE), hi = __atomic_load_n((u64 *)p + 1, __ATOMIC_ACQUIRE);
+		if (lo >> 32 == flag && hi >> 32 == flag) {
+			*x = (u32)lo | hi << 32;
+			return 1;
+		}
+		if (*(volatile u32 *)a->stop)
+			return 0;
+		unlock(0);
+		if (spins < 64)
+			sched_yield();
+		else
+			usleep(50);
+		lock();
+		if (sticky || !usable(p, 16) || !peer_usable(a, blocks))
+			return 0;
+	}
+}
+
+static u64 peer_lines(const struct gorun_peer_args *a) { return (a->bytes + 7) / 8; }
+static u64 peer_mine(const struct gorun_peer_args *a, u32 block) {
+	u64 left = peer_lines(a) - (u64)block * a->per;
+	return left < (u64)a->per ? left : (u64)a->per;
+}
+/* peer_valid wants arguments with which the ranks do not lose each other: each block has a line. */
+static int peer_valid(const struct gorun_peer_args *a, u32 blocks) {
+	return a->ranks >= 2 && a->ranks <= PEER_RANKS && a->rank >= 0 && a->rank < a->ranks && a->root >= 0 && a->root < a->ranks &&
+	       a->op >= ALL_REDUCE && a->op <= REDUCE_SCATTER &&
+	       (a->op == BROADCAST || a->op == ALL_GATHER || (a->red >= SUM && a->red <= MAX && a->type >= INT8 && a->type <= FLOAT64)) &&
+	       blocks <= PEER_BLOCKS && a->per > 0 && a->per <= a->cap && peer_lines(a) > (u64)(blocks - 1) * a->per && peer_lines(a) <= (u64)blocks * a->per;
+}
+/* peer_slot is where a rank's lines for a block of a rank are, for the calls with this flag; 0 if they are not memory. */
+static u64 peer_slot(const struct gorun_peer_args *a, int to, int sender, u32 block, u32 flag) {
+	u64 p = a->bufs[to] + (((u64)(flag & 1) * a->ranks + sender) * PEER_BLOCKS + block) * a->cap * 16;
+	return usable(p, peer_mine(a, block) * 16) ? p : 0;
+}
+
+/* peer does the whole kernel: first all blocks' sending, then their waiting. L is held, and given up while it waits. */
+static void peer(const struct gorun_peer_args *a, u32 blocks) {
+	int scatter = a->op == REDUCE_SCATTER, rooted = a->op == REDUCE || a->op == BROADCAST, root = a->rank == a->root;
+	int writes = a->op != REDUCE || root;
+	if (!peer_usable(a, blocks))
+		return;
+	u32 *counts = (u32 *)a->counts;
+	for (u32 block = 0; block < blocks; block++) {
+		u64 from = (u64)block * a->per, mine = peer_mine(a, block);
+		u32 flag = counts[block] + 1;
+		for (int p = 0; p < a->ranks; p++) {
+			if (p == a->rank)
+				continue;
+			u64 to = peer_slot(a, p, a->rank, block, flag);
+			if (!to)
+				return;
+			if (rooted && !(a->op == BROADCAST ? root : p == a->root)) {
+				put_line(to, 0, flag);
+				continue;
+			}
+			for (u64 i = 0; i < mine; i++)
+				put_line(to + i * 16, load_line(a->send + (scatter ? (u64)p * a->bytes : 0), from + i, a->bytes), flag);
+		}
+	}
+	for (u32 block = 0; block < blocks; block++) {
+		u64 from = (u64)block * a->per, mine = peer_mine(a, block);
+		u32 flag = counts[block] + 1;
+		for (u64 i = 0; i < mine; i++) {
+			u64 v[PEER_RANKS] = {0};
+			for (int r = 0; r < a->ranks; r++) {
+				if (r == a->rank)
+					v[r] = load_line(a->send + (scatter ? (u64)r * a->bytes : 0), from + i, a->bytes);
+				else if (!rooted || (a->op == BROADCAST ? r == a->root : root) || i == 0) {
+					u64 slot = peer_slot(a, a->rank, r, block, flag);
+					if (!slot || !get_line(a, blocks, slot + i * 16, &v[r], flag))
+						return;
+				}
+			}
+			if (a->op == ALL_GATHER)
+				for (int r = 0; r < a->ranks; r++)
+					store_line(a->recv + (u64)r * a->bytes, from + i, a->bytes, v[r]);
+			else if (a->op == BROADCAST)
+				store_line(a->recv, from + i, a->bytes, v[a->root]);
+			else if (writes)
+				store_line(a->recv, from + i, a->bytes, reduce_lines(v, a->ranks, a->red, a->type));
+		}
+		counts[block] = flag;
+	}
+}
+
+/* execute does an operation; L is held, and given up while Go runs, and while a kernel waits for a peer. */
 static void execute(struct op *o) {
 	if (sticky)
 		return;
@@ -145,6 +359,9 @@ static void execute(struct op *o) {
 		if (usable(o->dst, 4 * o->count))
 			for (u64 i = 0; i < o->count; i++)
 				((float *)o->dst)[i] *= o->factor;
+		break;
+	case PEER:
+		peer(&o->peer, o->v);
 		break;
 	case CALL:
 		unlock(0);
@@ -661,7 +878,7 @@ API int cuGraphRetainUserObject(struct graph *g, struct object *o, u32 n, u32 fl
 	return unlock(0);
 }
 
-/* Modules: an image is its source. The one kernel is scale: x[i] *= a for its n items. */
+/* Modules: an image is its source. The kernels are scale: x[i] *= a for its n items, and gorun_peer. */
 API int cuModuleLoadDataEx(char **m, const char *image, u32 n, int *options, void **values) {
 	SAFE;
 	if (n != 2 || options[0] != 5 || options[1] != 6)
@@ -677,18 +894,27 @@ API int cuModuleLoadDataEx(char **m, const char *image, u32 n, int *options, voi
 API int cuModuleUnload(char *m) { SAFE; free(m); live--; return unlock(0); }
 API int cuModuleGetFunction(const char **f, char *m, const char *name) {
 	SAFE;
-	if (strcmp(name, "scale") || !strstr(m, "void scale(scale_args a, long long n)"))
+	if (!strcmp(name, "scale") && strstr(m, "void scale(scale_args a, long long n)"))
+		*f = "scale";
+	else if (!strcmp(name, "gorun_peer") && strstr(m, name))
+		*f = "gorun_peer";
+	else
 		return unlock(500);
-	*f = "scale";
 	return unlock(0);
 }
 API int cuModuleGetGlobal_v2(u64 *p, size_t *n, char *m, const char *name) { (void)p, (void)n, (void)m, (void)name; return 801; }
 struct scale_args { short pad; float *x; long long n; float a; };
 API int cuLaunchKernel(const char *f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 smem, struct stream *s, void **params, void **extra) {
 	NEED;
-	struct scale_args *a = params[0];
 	long long n = *(long long *)params[1];
-	if (strcmp(f, "scale") || gy != 1 || gz != 1 || by != 1 || bz != 1 || smem || extra || gx != (n + bx - 1) / bx || a->n < n)
+	if (gy != 1 || gz != 1 || bx > 1024 || by != 1 || bz != 1 || smem || extra || gx != (n + bx - 1) / bx)
+		return unlock(1);
+	if (!strcmp(f, "gorun_peer")) {
+		struct gorun_peer_args *p = params[0];
+		return unlock(peer_valid(p, gx) ? emit(s, (struct op){.kind = PEER, .peer = *p, .v = gx}) : 1);
+	}
+	struct scale_args *a = params[0];
+	if (a->n < n)
 		return unlock(1);
 	return unlock(emit(s, (struct op){.kind = SCALE, .dst = (u64)(uintptr_t)a->x, .count = n, .factor = a->a}));
 }
