@@ -22,7 +22,8 @@ to it. MPI_APPNUM is GORUN_APP.
 
 MPI_Abort ends the job with its code, whichever rank calls it. A rank that exits with code 0
 after MPI_Init and before MPI_Finalize ends the job with code 1, unless all the others
-end by themselves with code 0 within 2 s. MPI_Comm_spawn and MPI_Publish_name are errors to
+end by themselves with code 0 within 2 s. Ranks that wait in MPI_Init or MPI_Finalize for one
+that has ended fail there; stderr says which. MPI_Comm_spawn and MPI_Publish_name are errors to
 the program that calls them, with Open MPI MPI_Comm_create_from_group of a session, too.
 While ranks wait for others in MPI_Init or MPI_Finalize, SIGIO to gorun and --timeout tell
 which others have not come (help signals).
