@@ -36,6 +36,7 @@ type conn struct {
 
 	// Guarded by s.mu.
 	known  bool        // it is rank's
+	told   []bool      // it has been told what the rank has published; nil: of none
 	queue  net.Buffers // answers to write, in parts that other connections may have, too
 	queued int         // bytes of those that are not written yet
 	over   bool        // no more come

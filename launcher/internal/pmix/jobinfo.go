@@ -41,11 +41,9 @@ const (
 
 // jobInfo is the answer to a rank that asks what there is to know of its job: values of the job, of each host, of each program and of each rank.
 func (s *server) jobInfo() []byte {
-	ranksOf := make([][]int, len(s.names)) // by host
 	appRanks := map[int][]int{}
 	size := len(s.ranks)
 	for r := range size {
-		ranksOf[s.w.HostOf[r]] = append(ranksOf[s.w.HostOf[r]], r)
 		appRanks[s.w.AppOf[r]] = append(appRanks[s.w.AppOf[r]], r)
 	}
 	var names []string
@@ -69,12 +67,12 @@ func (s *server) jobInfo() []byte {
 		p.kval(keyCleansDirs, true)
 	}
 	for _, h := range s.hosts {
-		peers := make([]string, len(ranksOf[h]))
-		for i, r := range ranksOf[h] {
+		peers := make([]string, len(s.ranksOf[h]))
+		for i, r := range s.ranksOf[h] {
 			peers[i] = strconv.Itoa(r)
 		}
 		host := []info{{keyLocalSize, uint32(len(peers))}, {keyNodeSize, uint32(len(peers))}, {keyLocalPeers, strings.Join(peers, ",")},
-			{keyLocalLeader, rankValue(ranksOf[h][0])}}
+			{keyLocalLeader, rankValue(s.ranksOf[h][0])}}
 		if h == s.w.Host {
 			// Clients before 3.2 look for those of their own host among the job's, later ones there, too, if their host calls itself by another name.
 			for _, v := range host {
@@ -92,7 +90,7 @@ func (s *server) jobInfo() []byte {
 		p.kval(keyAppInfo, []info{{keyAppNumber, uint32(app)}, {keyAppSize, uint32(len(ranks))}, {keyAppLeader, rankValue(ranks[0])}})
 	}
 	for _, h := range s.hosts {
-		for local, r := range ranksOf[h] {
+		for local, r := range s.ranksOf[h] {
 			b := &packer{}
 			b.count(1)
 			b.u32(uint32(r))

@@ -203,31 +203,59 @@ func (s *server) published(number int) {
 	k := s.ranks[number]
 	wait := k.wait
 	k.wait = nil
-	if len(wait) == 0 {
-		return
-	}
-	data := s.publishedBy(number)
 	for _, q := range wait {
-		q.conn.answer(q.tag, data)
+		q.conn.tell(q.tag, number)
 	}
 }
 
-// publishedBy is the answer to a rank of this host that asks for what a rank has published. s.mu is held.
-func (s *server) publishedBy(number int) []byte {
+// maxAhead bounds what an answer tells of ranks that were not asked for, in bytes.
+const maxAhead = 64 << 10
+
+// tell answers a client that asks for what a rank has published. With it goes what others of that rank's host have published, once: the client, which asks for
+// one after the other, finds it there, which takes a small part of the time. It would not see another value that is published for the same key later; MPI does
+// not do that. s.mu is held.
+func (c *conn) tell(tag uint32, number int) {
+	s := c.s
+	p := &packer{}
+	p.status(success)
+	parts := append([][]byte{p.b}, s.publishedBy(number)...)
+	if c.told == nil {
+		c.told = make([]bool, len(s.ranks))
+	}
+	c.told[number] = true
+	room := maxAhead
+	for _, other := range s.ranksOf[s.w.HostOf[number]] {
+		if other == c.rank || c.told[other] || !s.ranks[other].known {
+			continue
+		}
+		more := s.publishedBy(other)
+		for _, b := range more {
+			room -= len(b)
+		}
+		if room < 0 {
+			break
+		}
+		c.told[other] = true
+		parts = append(parts, more...)
+	}
+	c.answer(tag, parts...)
+}
+
+// publishedBy is what ranks of this host are told that a rank has published. s.mu is held.
+func (s *server) publishedBy(number int) [][]byte {
 	k := s.ranks[number]
 	data := k.remote
 	if s.w.HostOf[number] == s.w.Host {
 		data = k.local
 	}
-	b := &packer{}
-	b.count(1)
-	b.proc(proc{s.namespace, uint32(number)})
-	b.b = append(b.b, data...)
+	of := &packer{}
+	of.count(1)
+	of.proc(proc{s.namespace, uint32(number)})
 	p := &packer{}
-	p.status(success)
 	p.count(1)
-	p.bytes(b.b)
-	return p.b
+	p.size(len(of.b) + len(data))
+	p.b = append(p.b, of.b...)
+	return [][]byte{p.b, data}
 }
 
 // get answers with all that a rank has published; the client looks for the key. One that asks for a rank that has published nothing yet waits until it has.
@@ -254,7 +282,7 @@ func (c *conn) get(tag uint32, u *unpacker) error {
 	}
 	switch k := s.ranks[number]; {
 	case k.known:
-		c.answer(tag, s.publishedBy(int(number)))
+		c.tell(tag, int(number))
 	case k.ended || isTrue(infos, "pmix.immediate") || strings.HasPrefix(key, "pmix"):
 		c.answerStatus(tag, errNotFound)
 	default:

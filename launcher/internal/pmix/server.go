@@ -25,7 +25,8 @@ type server struct {
 	w         procman.World
 	namespace string
 	names     []string // of hosts, each another
-	local     []int    // ranks of this host
+	ranksOf   [][]int  // ranks by host
+	local     []int    // those of this one
 	hosts     []int    // of the world
 	ctx       context.Context
 	stop      context.CancelFunc
@@ -95,6 +96,10 @@ func Serve(w procman.World) (procman.Server, error) {
 	for i := range s.ranks {
 		s.ranks[i] = &rank{idle: make(chan struct{})}
 		close(s.ranks[i].idle)
+	}
+	s.ranksOf = make([][]int, len(s.names))
+	for r, h := range w.HostOf {
+		s.ranksOf[h] = append(s.ranksOf[h], r)
 	}
 	s.live, s.unheard = len(s.local), len(s.local)
 	s.info = sync.OnceValue(s.jobInfo)

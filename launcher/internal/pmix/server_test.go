@@ -255,6 +255,59 @@ func TestGetWithoutEnded(t *testing.T) {
 	}
 }
 
+// Who asks for one rank is told of others of that rank's host, too, if they are known and it is not too much; of each once.
+func TestTellsAhead(t *testing.T) {
+	j := start(t, 0, 0, 0, 1, 1, 0)
+	var k []*client
+	for r := range j.hostOf {
+		k = append(k, j.connect(t, r))
+	}
+	for r, text := range []string{"zero", "one", "two", "three", "four"} {
+		k[r].publish(text, text+" from afar")
+	}
+	k[2].publish(strings.Repeat("2", maxAhead), "")
+	told := func(of int) map[uint32]string {
+		t.Helper()
+		k[0].get(of, "key")
+		u := k[0].answer()
+		u.one()
+		u.u32() // the status
+		got := map[uint32]string{}
+		for len(u.b) > 0 {
+			u.one()
+			in := &unpacker{b: u.bytes()}
+			in.one()
+			from := in.proc()
+			got[from.rank] = string(in.b)
+			if u.err != nil || in.err != nil {
+				t.Fatal(u.err, in.err)
+			}
+		}
+		return got
+	}
+	k[0].fence(true)
+	for _, c := range k[1:] {
+		c.fence(true)
+	}
+	for _, c := range k {
+		c.wants(success)
+	}
+	for _, c := range []struct {
+		of   int
+		want map[uint32]string
+	}{
+		{1, map[uint32]string{1: "one"}},
+		{2, map[uint32]string{2: strings.Repeat("2", maxAhead)}},
+		{4, map[uint32]string{4: "four from afar", 3: "three from afar"}},
+		{4, map[uint32]string{4: "four from afar"}},
+		{3, map[uint32]string{3: "three from afar"}},
+	} {
+		if diff := cmp.Diff(told(c.of), c.want); diff != "" {
+			t.Errorf("rank 0 asks for rank %d (-got +want):\n%s", c.of, diff)
+		}
+	}
+}
+
 // What a host can't give to the others at once is not taken.
 func TestTooMuch(t *testing.T) {
 	j := start(t, 0, 0, 1)
