@@ -790,7 +790,7 @@ func (r *runner) wind() {
 	if a.LeftOver > 0 {
 		r.verbose("killed %d processes that ranks had left behind", a.LeftOver)
 	}
-	r.verbose("%d ranks started in %v, all ended after %v", len(a.Ranks), (a.Started - a.Prepared).Round(time.Microsecond), (a.Ended - a.Prepared).Round(time.Microsecond))
+	r.verbose("%s started in %v, all ended after %v", count(len(a.Ranks), "rank"), (a.Started - a.Prepared).Round(time.Microsecond), (a.Ended - a.Prepared).Round(time.Microsecond))
 	if r.drain() {
 		for i := range a.Ranks {
 			a.Ranks[i].tail, a.Ranks[i].shown = r.output.tail(i)

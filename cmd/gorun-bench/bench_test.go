@@ -400,6 +400,14 @@ func TestTable(t *testing.T) {
 	}
 	r.skipped(series{op: "sendrecv", mode: "graph", captured: true}, errors.New("no such mode"))
 	golden(t, "table.txt", out.String())
+	out.Reset()
+	alone := &report{w: &out, c: c, ranks: 1, device: "host (2 cores)"}
+	if err := alone.point(series{"sendrecv", "plain", false, false}, point{size: 8, count: 2, us: []float64{1}}); err != nil {
+		t.Fatal(err)
+	}
+	if want := "# sendrecv of float32; 1 rank, rank 0 on host (2 cores); "; !strings.Contains(out.String(), want) {
+		t.Errorf("got %s, want %q in it", out.String(), want)
+	}
 }
 
 // TestTableHead: what carries the calls out is said once, above all tables.

@@ -509,7 +509,7 @@ func shortBytes(n uint64) string {
 
 // write prints the comparison for people.
 func (c *comparison) write(w io.Writer) {
-	fmt.Fprintf(w, "# %s: %d ranks on %s", c.Date, c.Ranks, c.Device)
+	fmt.Fprintf(w, "# %s: %s on %s", c.Date, numRanks(c.Ranks), c.Device)
 	if c.Driver != "" {
 		fmt.Fprintf(w, ", driver %s", c.Driver)
 	}

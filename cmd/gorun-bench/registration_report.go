@@ -110,7 +110,7 @@ func (r *registrationReport) write(w io.Writer, asJSON bool) error {
 		return e.Encode(r)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "Registration on %d ranks, rank 0 on %s", r.Ranks, r.Device)
+	fmt.Fprintf(&b, "Registration on %s, rank 0 on %s", numRanks(r.Ranks), r.Device)
 	if r.Library == "" {
 		b.WriteString("; by the communicators' counters\n\n")
 	} else {

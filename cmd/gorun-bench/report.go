@@ -138,7 +138,7 @@ func (r *report) head(s series) {
 	if reduces(s.op) {
 		what += ", " + r.c.red
 	}
-	fmt.Fprintf(r.w, "# %s of %s; %d ranks, rank 0 on %s; times in us, bandwidths in GB/s\n", s.op, what, r.ranks, r.device)
+	fmt.Fprintf(r.w, "# %s of %s; %s, rank 0 on %s; times in us, bandwidths in GB/s\n", s.op, what, numRanks(r.ranks), r.device)
 	fmt.Fprintf(r.w, "%12s %12s  %-12s %-8s %-5s %10s %10s %10s %9s %9s %6s\n", "bytes", "elements", "mode", "calls", "place", "time", "min", "max", "algbw", "busbw", "wrong")
 }
 
@@ -156,4 +156,11 @@ func (r *report) skipped(s series, why error) {
 	}
 	r.head(s)
 	fmt.Fprintf(r.w, "# %s, %s: not measured: %v\n", s.mode, s.calls(), why)
+}
+
+func numRanks(n int) string {
+	if n == 1 {
+		return "1 rank"
+	}
+	return fmt.Sprintf("%d ranks", n)
 }

@@ -83,7 +83,7 @@ func (r *ranksReport) write(b *strings.Builder, verbose bool) {
 	case r.Error != "":
 		line(b, "communicator", "%s", firstLine(r.Error))
 	case len(r.Explain) > 0:
-		line(b, "communicator", "of %d ranks; an all-reduce is right", len(r.Ranks))
+		line(b, "communicator", "of size %d; an all-reduce is right", len(r.Ranks))
 	}
 	if verbose {
 		for _, l := range r.Explain {
