@@ -137,14 +137,8 @@ func (a *Account) Append(k RecordKind, desc [2]uint64) (seq uint64) {
 	if a.released.Load() {
 		return a.seq
 	}
-	r := &a.slot.Record[(a.seq-1)%ledgermem.Records]
-	r.Stamp.Store(0)
-	r.Desc[0].Store(desc[0])
-	r.Desc[1].Store(desc[1])
 	a.sum = mix(mix(a.sum^uint64(k)<<56^desc[0]) ^ desc[1])
-	r.Sum.Store(a.sum)
-	r.Stamp.Store(a.seq<<8 | uint64(k))
-	a.slot.Last.Store(a.seq)
+	a.slot.Write(a.seq, uint8(k), desc[0], desc[1], a.sum)
 	return a.seq
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sort"
 	"strings"
 	"sync"
@@ -179,12 +180,33 @@ func (d *Device) bindError(err error) error { return &Error{Op: "bind", Detail: 
 
 // BindCall is BindRelaxed for a single call of a communication library, which uses the devices of its communicators and brings back what the thread had: where the
 // thread has had the device at the last such call, the driver is not asked again.
-func (d *Device) BindCall() Bound {
-	mode, relaxed, err := d.plat.bindCall()
-	if err != nil {
-		return Bound{err: d.bindError(err)}
+func (d *Device) BindCall() (BoundCall, error) {
+	g, is := d.plat.(*driverDevice)
+	if !is {
+		return BoundCall{}, nil
 	}
-	return Bound{d: d, relaxed: relaxed, mode: mode}
+	runtime.LockOSThread()
+	if !g.here() || g.captures.any() {
+		return g.bindCall()
+	}
+	return BoundCall{g: g}, nil
+}
+
+// BoundCall is a thread with the device current on it for a call.
+type BoundCall struct {
+	g       *driverDevice // nil: there is nothing to release
+	relaxed bool
+	mode    int32 // the thread's, while relaxed
+}
+
+// Release ends it, on the same goroutine.
+func (b BoundCall) Release() {
+	if b.relaxed {
+		b.g.restore(b.mode)
+	}
+	if b.g != nil {
+		b.g.unbind()
+	}
 }
 
 // BindRelaxed is Bind for a thread that may be capturing: until the Release the driver lets it make calls that are forbidden to such a thread, as those with which

@@ -24,24 +24,26 @@ import (
 //
 // No call here waits for the stream's work: see driver_wait.go. The one call that the driver itself may make wait is freeing memory.
 type driverDevice struct {
-	dev      *Device
+	dev *Device
+	// What each call of a communication library reads is together.
+	thread   atomic.Uintptr // by its number, the one that has the context current: see driver_bind.go
+	closed   atomic.Bool
+	gone     atomic.Bool // the context is lost, with all that is in it
+	hung     atomic.Bool // and the driver is not asked any more
+	captures captures
+
 	platform Platform
 	drv      *cusys.Driver
 	id       cusys.Device
 	ctx      cusys.Context
 	about    Info
 	settings []gpulib.Finding // that break graphs
-	closed   atomic.Bool
-	gone     atomic.Bool    // the context is lost, with all that is in it
-	hung     atomic.Bool    // and the driver is not asked any more
-	thread   atomic.Uintptr // by its number, the one that has the context current: see driver_bind.go
 
 	aux    cusys.Stream // for zeroing memory
 	auxMu  sync.Mutex   // guards the order of zeroing and its wait
 	vmm    vmm
 	pinned pinnedPool
 
-	captures captures
 	helpers  sync.WaitGroup // host functions and release callbacks under way
 	releases releaseQueue
 

@@ -10,7 +10,7 @@ import (
 	"github.com/gorun-dev/gorun/cuda/internal/cusys"
 )
 
-// Making the context current costs 0.2 µs, a fiftieth of a small collective's call. So driverDevice.thread remembers on which thread it is: bindCall, which is for
+// Making the context current costs 0.2 µs, a fiftieth of a small collective's call. So driverDevice.thread remembers on which thread it is: BindCall, which is for
 // calls one after the other on one thread, asks the driver only where it is on another. What a thread remembers only that thread writes, so it
 // is true as long as nobody else changes the thread's context: another device of this package takes its own threads away from the others, and a caller of
 // Bind, who may call what he likes, gives the thread back unknown. That a thread has ended, and a new one has its number, package dl notices.
@@ -39,16 +39,25 @@ func (g *driverDevice) bind() error {
 
 func (g *driverDevice) unbind() { runtime.UnlockOSThread() }
 
-func (g *driverDevice) bindCall() (mode int32, relaxed bool, err error) {
-	runtime.LockOSThread()
-	if t := dl.ThisThread(); t == 0 || g.thread.Load() != t || g.closed.Load() || g.hung.Load() {
+// here reports whether the calling thread is known to have the device.
+func (g *driverDevice) here() bool {
+	t := dl.ThisThread()
+	return t != 0 && g.thread.Load() == t && !g.closed.Load() && !g.hung.Load()
+}
+
+// bindCall is the rest of BindCall, on a locked thread: it trusts that a thread which it has bound before still has the device, unless unknow was called there since,
+// and relaxes it.
+func (g *driverDevice) bindCall() (b BoundCall, err error) {
+	if !g.here() {
 		err = g.bindThread()
 		runtime.UnlockOSThread() // bind's is left
 	}
-	if err == nil {
-		mode, relaxed = g.relax()
+	if err != nil {
+		return b, g.dev.bindError(err)
 	}
-	return mode, relaxed, err
+	b.g = g
+	b.mode, b.relaxed = g.relax()
+	return b, nil
 }
 
 // bindThread is bind on a thread that has not had the device at the last call.

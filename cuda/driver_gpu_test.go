@@ -1171,7 +1171,7 @@ func TestGPUAllocatesNothing(t *testing.T) {
 		"event":        func() error { return e.Synchronize(ctx) },
 		"query":        func() error { _, err := s.Query(); return err },
 		"bind":         func() error { b := d.Bind(); b.Release(); return b.Err() },
-		"bind call":    func() error { b := d.BindCall(); b.Release(); return b.Err() },
+		"bind call":    func() error { b, err := d.BindCall(); b.Release(); return err },
 		"qualifies no": func() error { return nil },
 	} {
 		for range 10 { // pools get warm

@@ -181,10 +181,9 @@ func (d *hostDevice) loadKernel(string, kernelSource, reflect.Type) (platformKer
 }
 
 // bind has nothing to bind: any thread may do anything here.
-func (d *hostDevice) bind() error                    { return nil }
-func (d *hostDevice) bindCall() (int32, bool, error) { return 0, false, nil }
-func (d *hostDevice) unbind()                        {}
-func (d *hostDevice) unknow()                        {}
+func (d *hostDevice) bind() error { return nil }
+func (d *hostDevice) unbind()     {}
+func (d *hostDevice) unknow()     {}
 
 func (d *hostDevice) relax() (int32, bool) { return 0, false }
 func (d *hostDevice) restore(int32)        {}

@@ -21,9 +21,7 @@ type platform interface {
 	failed() // the device has got its sticky error
 
 	// bind makes the calling thread the goroutine's, and the device current on it; unbind lets it go.
-	// bindCall trusts that a thread which it has bound before still has the device, unless unknow was called there since, and relaxes it.
 	bind() error
-	bindCall() (mode int32, relaxed bool, err error)
 	unbind()
 	unknow()
 	relax() (mode int32, ok bool) // of the bound thread's capture mode

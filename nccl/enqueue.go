@@ -6,12 +6,25 @@ import (
 	"slices"
 
 	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/cuda"
 )
 
 // Group makes the calls of fn on the given communicators one call: its Sends and Recvs go on together. Nothing is issued if fn fails.
 // The collectives of a group run in the order of their calls, its Sends and Recvs after them, on one stream for each communicator.
 // Groups nest: the outermost issues. Calls on other communicators are issued at once.
-func Group(fn func() error, comms ...*Comm) (err error) {
+func Group(fn func() error, comms ...*Comm) error {
+	if len(comms) == 1 && comms[0] != nil {
+		c := comms[0]
+		if err := c.collect(fn); err != nil || c.grouping > 0 || len(c.collected) == 0 {
+			return err
+		}
+		return c.issueCollected()
+	}
+	return groupAll(fn, comms)
+}
+
+// groupAll is Group for any number of communicators.
+func groupAll(fn func() error, comms []*Comm) (err error) {
 	var few [2]grouped // no allocation
 	own := few[:0]     // each once
 	for _, c := range comms {
@@ -69,6 +82,33 @@ func Group(fn func() error, comms ...*Comm) (err error) {
 	return nil
 }
 
+// issueCollected issues what a Group on this communicator alone has collected.
+func (c *Comm) issueCollected() error {
+	if l := c.lib; l != nil && l.straightMessages(c.collected) {
+		calls := c.collected
+		c.collected = calls[:0]
+		return l.issueMessages(calls)
+	}
+	c.sortCollected()
+	return c.enqueueTogether(c.sorted)
+}
+
+// collect calls fn and keeps its calls on the communicator, none of them if it fails.
+func (c *Comm) collect(fn func() error) (err error) {
+	before := len(c.collected)
+	c.grouping++
+	good := false
+	defer func() {
+		if !good {
+			c.collected = c.collected[:before]
+		}
+		c.grouping--
+	}()
+	err = fn()
+	good = err == nil
+	return err
+}
+
 // grouped is a communicator in a Group.
 type grouped struct {
 	c      *Comm
@@ -106,7 +146,42 @@ func (c *Comm) enqueueAny(call *Call) error {
 		return nil
 	}
 	c.one[0] = *call
-	calls := c.one[:]
+	return c.enqueueTogether(c.one[:])
+}
+
+// message is enqueue for a Send or Recv. Its arguments are as many as there are registers for, and no more.
+func (c *Comm) message(op Op, t cuda.DType, peer int32, count uint64, mem *cuda.Memory, off, length uint64, s *cuda.Stream) error {
+	if c == nil {
+		return c.errorf(op.String(), errNoComm)
+	}
+	call := &c.one[0]
+	if c.grouping > 0 {
+		n := len(c.collected)
+		if n == cap(c.collected) {
+			c.collected = slices.Grow(c.collected, 1)
+		}
+		c.collected = c.collected[:n+1]
+		call = &c.collected[n]
+	}
+	call.Op, call.Type, call.Red, call.Root, call.Count, call.Seq = op, t, 0, peer, count, 0
+	r, none := &call.Recv, &call.Send
+	if op == OpSend {
+		r, none = none, r
+	}
+	r.Mem, r.Off, r.Len = mem, off, length
+	none.Mem, none.Off, none.Len = nil, 0, 0
+	call.Stream = s
+	if c.grouping > 0 {
+		return nil
+	}
+	if l := c.lib; l != nil && l.straightMessages(c.one[:]) {
+		return l.issueMessages(c.one[:])
+	}
+	return c.enqueueTogether(c.one[:])
+}
+
+// enqueueTogether issues the calls of a group, Sends and Recvs last.
+func (c *Comm) enqueueTogether(calls []Call) error {
 	if err := c.validateGroup(calls); err != nil {
 		return err
 	}

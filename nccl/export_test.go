@@ -1,5 +1,7 @@
 package nccl
 
+import "fmt"
+
 // SetRanksPerRoot makes so many ranks meet at one root.
 func SetRanksPerRoot(n int) { ranksPerRoot = n }
 
@@ -16,6 +18,26 @@ func SetStraight(c *Comm, on bool) {
 
 // GoesStraight reports whether a call does.
 func GoesStraight(c *Comm, call Call) bool { return c.lib != nil && c.lib.straight(&call) }
+
+// GoStraight reports whether messages of one group do.
+func GoStraight(c *Comm, calls ...Call) bool { return c.lib != nil && c.lib.straightMessages(calls) }
+
+// Notes tells what a library's communicator keeps of its messages and counts of its calls, and what else is to be equal whichever way a call goes.
+func Notes(c *Comm) string {
+	l := c.be.(*library)
+	text := fmt.Sprintf("%d calls, %d bytes direct, %d staged; %d issued, %d records of collectives, %d collected\n",
+		c.calls.Load(), c.direct.Load(), c.staged.Load(), l.last.Load().issued.Load(), c.acct.Last(), len(c.collected))
+	for seq := uint64(1); seq <= l.messages.acct.Last(); seq++ {
+		r, ok := l.messages.acct.At(seq)
+		text += fmt.Sprintf("%t %+v\n", ok, r)
+	}
+	for r, t := range l.messages.with {
+		if t != nil {
+			text += fmt.Sprintf("rank %d: %d sent, sum %x; %d received, sum %x\n", r, t.out.mine.n, t.out.mine.sum, t.in.mine.n, t.in.mine.sum)
+		}
+	}
+	return text
+}
 
 // HoldStep is a step on the host platform that lasts until end is called.
 func HoldStep(c *Comm) (end func()) {

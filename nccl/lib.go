@@ -122,7 +122,7 @@ func openLibrary(v *ncclsys.Vendor) (*ncclsys.Library, error) {
 // newLibrary opens the library and refuses settings that break programs. It calls nothing of the library but its version.
 func newLibrary(c *Comm) (*library, error) {
 	l := &library{c: c, aborted: make(chan struct{}), abandoned: make(chan struct{}), uses: map[*cuda.Stream]*use{}, handles: map[uint64]ncclsys.Registration{},
-		wake: make(chan struct{}, 1), batch: ncclsys.NewBatch()}
+		wake: make(chan struct{}, 1)}
 	c.lookout.due.Store(true)
 	v := vendorOf(c.dev.Platform())
 	if err := occupied.check(c); err != nil {
@@ -132,7 +132,7 @@ func newLibrary(c *Comm) (*library, error) {
 	if err != nil {
 		return l, err
 	}
-	l.sys = sys
+	l.sys, l.batch = sys, ncclsys.NewBatch(sys)
 	found, err := gpulib.CheckSettings(v.Settings(), v.Lookup(), false)
 	if err != nil {
 		return l, err

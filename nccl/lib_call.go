@@ -128,12 +128,12 @@ func (l *library) do(calls []Call, comm ncclsys.Comm, mode Mode) error {
 	}
 	// A group belongs to a thread, and the library makes the thread's device current again behind a call, which without one would be the first: it
 	// would make a context there. Relaxed, for in a capture the first call connects the members on this thread.
-	b := l.c.dev.BindCall()
-	defer b.Release()
-	if err := b.Err(); err != nil {
+	b, err := l.c.dev.BindCall()
+	if err != nil {
 		return err
 	}
-	err := l.doBound(calls, comm)
+	defer b.Release()
+	err = l.doBound(calls, comm)
 	if err == nil && mode == 0 {
 		for i := range calls {
 			l.cameBack(calls[i].Stream)
@@ -170,8 +170,8 @@ func (l *library) doBound(calls []Call, comm ncclsys.Comm) error {
 
 // group issues the calls together. The library counts groups by thread.
 func (l *library) group(calls []Call, comm ncclsys.Comm) error {
-	if l.batched(calls, comm) {
-		return l.batch.End(l.sys)
+	if len(calls) <= ncclsys.MostMessages && calls[0].Op.p2p() {
+		return l.batched(calls)
 	}
 	if err := l.sys.GroupStart(); err != nil {
 		return err
@@ -193,25 +193,18 @@ func (l *library) group(calls []Call, comm ncclsys.Comm) error {
 	return err
 }
 
-// batched collects the calls of a group that is short and has messages only; false for another one.
-func (l *library) batched(calls []Call, comm ncclsys.Comm) bool {
-	b := l.batch
-	if len(calls) > ncclsys.MostMessages || !calls[0].Op.p2p() || !b.Start(l.sys) {
-		return false
-	}
+// batched is group for at most MostMessages messages.
+func (l *library) batched(calls []Call) error {
+	l.batch.Start()
 	for i := range calls {
 		c := &calls[i]
 		if c.Count == 0 {
 			continue
 		}
 		t, _ := l.typeOf(c)
-		s := ncclsys.Stream(c.Stream.Handle())
-		if c.Op == OpSend && !b.Send(l.sys, ncclsys.DevicePtr(c.Send.Pointer()), c.Count, t, int(c.Root), comm, s) ||
-			c.Op == OpRecv && !b.Recv(l.sys, ncclsys.DevicePtr(c.Recv.Pointer()), c.Count, t, int(c.Root), comm, s) {
-			return false
-		}
+		l.addMessage(c, t, ncclsys.Stream(c.Stream.Handle()))
 	}
-	return true
+	return l.batch.End()
 }
 
 // connectPatience is how long a call on a non-blocking communicator waits for members that do not come to connect. The library connects them in the first

@@ -51,18 +51,19 @@ const keptMessages = 64
 
 // envelope is what must be equal at both ends.
 type envelope struct {
-	known bool // false of a record that was lost
-	typ   cuda.DType
 	count uint64
 	sum   uint32 // over this message and all before it
+	typ   cuda.DType
+	known bool // false of a record that was lost
 }
 
 func (e *end) add(typ cuda.DType, count uint64) envelope {
 	h := (uint64(e.sum)<<32 ^ uint64(typ)<<56 ^ count) * 0x9e3779b97f4a7c15
 	h = (h ^ h>>32) * 0xd6e8feb86659fd93
 	e.sum = uint32(h >> 40) // as many bits as sumMask has
-	v := envelope{true, typ, count, e.sum}
-	e.put(e.n+1, v)
+	v := envelope{count, e.sum, typ, true}
+	e.n++
+	e.kept[e.n%keptMessages] = v
 	return v
 }
 
@@ -103,7 +104,7 @@ func packMessage(op Op, peer int, n uint64, v envelope) [2]uint64 {
 // unpackMessage gives the number's low bits only.
 func unpackMessage(w [2]uint64) (op Op, peer int, n uint64, v envelope) {
 	return Op(w[0]), int(w[0] >> messagePeerShift & messageNumberMask), w[0] >> messageNumberShift,
-		envelope{true, cuda.DType(w[0] >> 8), w[1] & messageCountMask, uint32(w[1] >> messageNumberShift)}
+		envelope{w[1] & messageCountMask, uint32(w[1] >> messageNumberShift), cuda.DType(w[0] >> 8), true}
 }
 
 // messagesID is the account's name, next to the communicator's own.
@@ -125,13 +126,15 @@ func (m *messages) release() {
 // note writes messages down, before they are enqueued.
 func (m *messages) note(calls []Call) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	for i := range calls {
 		call := &calls[i]
 		if int(call.Root) == m.c.rank {
 			continue
 		}
-		t := m.trafficWith(int(call.Root))
+		t := m.with[call.Root]
+		if t == nil {
+			t = m.trafficWith(int(call.Root))
+		}
 		e := &t.in.mine
 		if call.Op == OpSend {
 			e = &t.out.mine
@@ -139,25 +142,24 @@ func (m *messages) note(calls []Call) {
 		v := e.add(call.Type, call.Count)
 		m.acct.Append(bootstrap.Enqueued, packMessage(call.Op, int(call.Root), e.n, v))
 	}
+	m.mu.Unlock()
 }
 
+// trafficWith is for the first message with a peer.
 func (m *messages) trafficWith(peer int) *traffic {
-	t := m.with[peer]
-	if t == nil {
-		t = &traffic{}
-		if m.c.peers[peer].far {
-			if m.far == nil {
-				m.far = m.c.job.Far(messagesID(m.c.id), m.c.ranks, m.c.dev.Ring)
-			}
-			t.far, t.acct = true, m.far.Account(m.c.ranks[peer])
-		} else {
-			// It has opened its account before it came to the meeting that ended Init.
-			if l, err := m.c.job.Ledger(m.c.ranks[peer]); err == nil {
-				t.acct = l.FindAccount(messagesID(m.c.id))
-			}
+	t := &traffic{}
+	if m.c.peers[peer].far {
+		if m.far == nil {
+			m.far = m.c.job.Far(messagesID(m.c.id), m.c.ranks, m.c.dev.Ring)
 		}
-		m.with[peer] = t
+		t.far, t.acct = true, m.far.Account(m.c.ranks[peer])
+	} else {
+		// It has opened its account before it came to the meeting that ended Init.
+		if l, err := m.c.job.Ledger(m.c.ranks[peer]); err == nil {
+			t.acct = l.FindAccount(messagesID(m.c.id))
+		}
 	}
+	m.with[peer] = t
 	return t
 }
 

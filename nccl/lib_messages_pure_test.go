@@ -19,9 +19,9 @@ func TestPackMessage(t *testing.T) {
 		V    envelope
 	}
 	for _, want := range []message{
-		{OpSend, 0, 1, envelope{true, cuda.Int8DType, 0, 0}},
-		{OpRecv, 1<<24 - 1, 1<<24 - 1, envelope{true, cuda.F8E5M2DType, 1<<40 - 1, sumMask}},
-		{OpSend, 70000, 1 << 20, envelope{true, cuda.Float32DType, 1 << 33, 0x123456}},
+		{OpSend, 0, 1, envelope{0, 0, cuda.Int8DType, true}},
+		{OpRecv, 1<<24 - 1, 1<<24 - 1, envelope{1<<40 - 1, sumMask, cuda.F8E5M2DType, true}},
+		{OpSend, 70000, 1 << 20, envelope{1 << 33, 0x123456, cuda.Float32DType, true}},
 	} {
 		var got message
 		got.Op, got.Peer, got.N, got.V = unpackMessage(packMessage(want.Op, want.Peer, want.N, want.V))
@@ -35,7 +35,7 @@ func TestPackMessage(t *testing.T) {
 func TestMessageEnd(t *testing.T) {
 	var e end
 	for n := uint64(1); n <= 3*keptMessages; n++ {
-		e.put(n, envelope{true, cuda.Int32DType, n, 0})
+		e.put(n, envelope{n, 0, cuda.Int32DType, true})
 	}
 	known := func(from, to uint64) {
 		t.Helper()
@@ -47,11 +47,11 @@ func TestMessageEnd(t *testing.T) {
 		}
 	}
 	known(2*keptMessages+1, 3*keptMessages)
-	e.put(4*keptMessages, envelope{true, cuda.Int32DType, 4 * keptMessages, 0}) // a full turn was lost
+	e.put(4*keptMessages, envelope{4 * keptMessages, 0, cuda.Int32DType, true}) // a full turn was lost
 	known(4*keptMessages, 4*keptMessages)
-	e.put(4*keptMessages+1, envelope{true, cuda.Int32DType, 4*keptMessages + 1, 0})
+	e.put(4*keptMessages+1, envelope{4*keptMessages + 1, 0, cuda.Int32DType, true})
 	known(4*keptMessages, 4*keptMessages+1)
-	e.put(100*keptMessages, envelope{true, cuda.Int32DType, 100 * keptMessages, 0})
+	e.put(100*keptMessages, envelope{100 * keptMessages, 0, cuda.Int32DType, true})
 	known(100*keptMessages, 100*keptMessages)
 }
 

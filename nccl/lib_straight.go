@@ -62,29 +62,18 @@ func (l *library) issueStraight(call *Call) error {
 	}
 	l.mu.Lock()
 	u, err := l.last.Load(), error(nil)
-	if u != nil && u.s == call.Stream {
-		u.note(call.Op, call.Seq)
+	if u == nil || u.s != call.Stream {
+		u, err = l.turnTo(call.Stream)
+	}
+	if err == nil {
+		u.note(1, call.Op, call.Seq)
 		if !l.watching.Load() {
 			l.beWatched()
 		}
-	} else if u, err = l.used(call.Stream, call.Op, call.Seq); err != nil {
-		l.unlock()
-		return l.straightFailed(call, err, true)
-	}
-	b := c.dev.BindCall()
-	err = b.Err()
-	if err == nil && l.ending.Load() { // the abort sees that mu is locked: it needs no enter
-		err = l.over()
-	}
-	if err == nil {
-		if err = l.callAs(call, libTypes[call.Type], l.main); err != nil {
-			err = l.finish(err, l.main)
+		if err = l.callStraight(call); err == nil {
+			u.cameBack()
 		}
 	}
-	if err == nil {
-		u.cameBack()
-	}
-	b.Release()
 	l.mu.Unlock()
 	if l.waiting.Load() > 0 {
 		l.flush()
@@ -95,6 +84,21 @@ func (l *library) issueStraight(call *Call) error {
 	c.calls.Add(1)
 	c.staged.Add(call.Send.Len + call.Recv.Len)
 	return nil
+}
+
+// callStraight is the call itself.
+func (l *library) callStraight(call *Call) error {
+	b, err := l.c.dev.BindCall()
+	if err != nil {
+		return err
+	}
+	if l.ending.Load() { // the abort sees that mu is locked: it needs no enter
+		err = l.over()
+	} else if err = l.callAs(call, libTypes[call.Type], l.main); err != nil {
+		err = l.finish(err, l.main)
+	}
+	b.Release()
+	return err
 }
 
 // straightFailed is the error of a call, lost where the library has not got it.

@@ -34,16 +34,25 @@ const opReplay Op = 0xff
 func (l *library) used(s *cuda.Stream, op Op, seq uint64) (*use, error) {
 	u := l.last.Load()
 	if u == nil || u.s != s {
-		if err := l.turn(s); err != nil {
+		var err error
+		if u, err = l.turnTo(s); err != nil {
 			return nil, err
 		}
-		u = l.useOf(s)
-		l.last.Store(u)
 	}
-	u.note(op, seq)
+	u.note(1, op, seq)
 	if !l.watching.Load() {
 		l.beWatched()
 	}
+	return u, nil
+}
+
+// turnTo makes the use of a stream the last one.
+func (l *library) turnTo(s *cuda.Stream) (*use, error) {
+	if err := l.turn(s); err != nil {
+		return nil, err
+	}
+	u := l.useOf(s)
+	l.last.Store(u)
 	return u, nil
 }
 
@@ -66,9 +75,9 @@ func (l *library) beWatched() {
 	}
 }
 
-// note counts an operation before its call is made. What it is comes after: who finds it has also found that there is one more.
-func (u *use) note(op Op, seq uint64) {
-	u.issued.Add(1)
+// note counts operations before their calls are made. What the last is comes after: who finds it has also found that there are more.
+func (u *use) note(operations int, op Op, seq uint64) {
+	u.issued.Add(uint64(operations))
 	u.what.Store(uint64(op)<<56 | seq)
 }
 

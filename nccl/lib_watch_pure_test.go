@@ -37,7 +37,7 @@ func TestDoneIsWhatWasAskedFor(t *testing.T) {
 		return now
 	}
 	enqueue := func(seq uint64) {
-		u.note(OpAllReduce, seq)
+		u.note(1, OpAllReduce, seq)
 		u.cameBack()
 	}
 	enqueue(1)
@@ -64,7 +64,7 @@ func TestDoneIsWhatWasAskedFor(t *testing.T) {
 // fails with the communicator.
 func TestDoneIsNothingOnItsWay(t *testing.T) {
 	u := watched(t)
-	u.note(OpAllReduce, 1)
+	u.note(1, OpAllReduce, 1)
 	for range 2 {
 		seen, err := u.check(0, false)
 		if err != nil {

@@ -70,12 +70,14 @@ func ReduceScatter[T cuda.Element](c *Comm, send, recv cuda.Slice[T], op RedOp, 
 // Send gives data to another rank; the nth Send from a to b meets the nth Recv on b from a. It is done when the data has been received.
 // A rank that both sends and receives does so in one Group, else two ranks may wait for each other.
 func Send[T cuda.Element](c *Comm, send cuda.Slice[T], peer int, s *cuda.Stream) error {
-	return c.enqueue(Call{Op: OpSend, Type: cuda.DTypeOf[T](), Root: rank32(peer), Count: uint64(send.Len()), Send: send.Range(), Stream: s})
+	r := send.Range()
+	return c.message(OpSend, cuda.DTypeOf[T](), rank32(peer), uint64(send.Len()), r.Mem, r.Off, r.Len, s)
 }
 
 // Recv takes data from another rank, see Send.
 func Recv[T cuda.Element](c *Comm, recv cuda.Slice[T], peer int, s *cuda.Stream) error {
-	return c.enqueue(Call{Op: OpRecv, Type: cuda.DTypeOf[T](), Root: rank32(peer), Count: uint64(recv.Len()), Recv: recv.Range(), Stream: s})
+	r := recv.Range()
+	return c.message(OpRecv, cuda.DTypeOf[T](), rank32(peer), uint64(recv.Len()), r.Mem, r.Off, r.Len, s)
 }
 
 // rank32 is a rank as a Call has it. One that does not fit becomes one that no communicator has, not another one's.

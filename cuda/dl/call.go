@@ -28,7 +28,7 @@ func cgocall(fn uintptr, arg unsafe.Pointer) int32
 // callFrames (call_*.s) is a C function that makes the calls of a Calls. This is its address.
 var callFramesPC uintptr
 
-func callAll(c *Calls) { cgocall(callFramesPC, unsafe.Pointer(c)) }
+func callAll(c *Calls) int32 { return cgocall(callFramesPC, unsafe.Pointer(c)) }
 
 // callInt makes the call of a frame. Who fills it is marked, so that pointers in it stay valid.
 func callInt(f *frame) int32 { return cgocall(callFramePC, unsafe.Pointer(f)) }

@@ -34,12 +34,15 @@ TEXT callFrame(SB), NOSPLIT, $48
 GLOBL ·callFramesPC(SB), NOPTR|RODATA, $8
 DATA ·callFramesPC(SB)/8, $callFrames(SB)
 
-// int callFrames(struct calls *): a count, then frames of 13 words with a word for the result behind each. The calls take six arguments at most.
-TEXT callFrames(SB), NOSPLIT, $16
-	MOVQ BX, 0(SP) // these two are the caller's
+// int callFrames(struct calls *): frames of a function, six arguments and a word for the result, and behind the last of them how many are used. It returns all
+// results, one or-ed to the other.
+TEXT callFrames(SB), NOSPLIT, $32
+	MOVQ BX, 0(SP) // these three are the caller's
 	MOVQ R12, 8(SP)
-	MOVQ 0(DI), R12
-	LEAQ 8(DI), BX
+	MOVQ R13, 16(SP)
+	MOVQ 512(DI), R12
+	MOVQ DI, BX
+	XORL R13, R13
 next:
 	TESTQ R12, R12
 	JEQ done
@@ -52,12 +55,14 @@ next:
 	MOVQ 48(BX), R9
 	XORL AX, AX
 	CALL R10
-	MOVQ AX, 104(BX)
-	ADDQ $112, BX
+	MOVQ AX, 56(BX)
+	ORL AX, R13
+	ADDQ $64, BX
 	DECQ R12
 	JMP next
 done:
+	MOVL R13, AX
 	MOVQ 0(SP), BX
 	MOVQ 8(SP), R12
-	XORL AX, AX
+	MOVQ 16(SP), R13
 	RET

@@ -33,13 +33,16 @@ TEXT callFrame(SB), NOSPLIT, $0
 GLOBL ·callFramesPC(SB), NOPTR|RODATA, $8
 DATA ·callFramesPC(SB)/8, $callFrames(SB)
 
-// int callFrames(struct calls *): a count, then frames of 13 words with a word for the result behind each. The calls take six arguments at most.
+// int callFrames(struct calls *): frames of a function, six arguments and a word for the result, and behind the last of them how many are used. It returns all
+// results, one or-ed to the other.
 TEXT callFrames(SB), NOSPLIT, $0
 	SUB $32, RSP
-	MOVD R19, 8(RSP) // these two are the caller's
+	MOVD R19, 8(RSP) // these three are the caller's
 	MOVD R20, 16(RSP)
-	MOVD 0(R0), R20
-	ADD $8, R0, R19
+	MOVD R21, 24(RSP)
+	MOVD 512(R0), R20
+	MOVD R0, R19
+	MOVD ZR, R21
 next:
 	CBZ R20, done
 	MOVD 0(R19), R10
@@ -50,13 +53,15 @@ next:
 	MOVD 40(R19), R4
 	MOVD 48(R19), R5
 	CALL (R10)
-	MOVD R0, 104(R19)
-	ADD $112, R19
+	MOVD R0, 56(R19)
+	ORR R0, R21
+	ADD $64, R19
 	SUB $1, R20
 	B next
 done:
+	MOVD R21, R0
 	MOVD 8(RSP), R19
 	MOVD 16(RSP), R20
-	MOVD ZR, R0
+	MOVD 24(RSP), R21
 	ADD $32, RSP
 	RET

@@ -16,11 +16,13 @@ func TestCalls(t *testing.T) {
 	sixth, negative := dl.Entry{Func: l.Lookup("sixth")}, dl.Entry{Func: l.Lookup("negative")}
 	const a = 0x1234567800000000
 	c := dl.NewCalls()
-	c.Run() // none
+	if got := c.Run(); got != 0 {
+		t.Errorf("%d for no call", got)
+	}
 	before := sixth.Result6(a, a+1, a+2, a+3, a+4, a+5)
 	for round := range 3 {
-		c.Reset()
-		want := []int32{}
+		c.Keep(0)
+		want, all := []int32{}, int32(0)
 		for i := range dl.MostCalls {
 			e, result := &sixth, before+1
 			if i%3 == 2 {
@@ -28,15 +30,18 @@ func TestCalls(t *testing.T) {
 			} else {
 				before++
 			}
-			if !c.Add(e, [6]uintptr{a, a + 1, a + 2, a + 3, a + 4, a + 5}) {
+			if !c.Add(e.Func, a, a+1, a+2, a+3, a+4, a+5) {
 				t.Fatalf("call %d was not taken", i)
 			}
 			want = append(want, result)
+			all |= result
 		}
-		if c.Add(&sixth, [6]uintptr{}) {
+		if c.Add(sixth.Func, 0, 0, 0, 0, 0, 0) {
 			t.Error("it took more calls than it has room for")
 		}
-		c.Run()
+		if got := c.Run(); got != all {
+			t.Errorf("round %d: %#x for all, want %#x", round, got, all)
+		}
 		got := []int32{}
 		for i := range dl.MostCalls {
 			got = append(got, c.Result(i))
@@ -45,13 +50,13 @@ func TestCalls(t *testing.T) {
 			t.Errorf("round %d: got - want +:\n%s", round, d)
 		}
 	}
-	c.Reset()
-	if c.Add(&dl.Entry{}, [6]uintptr{}) {
+	c.Keep(0)
+	if c.Add(0, 0, 0, 0, 0, 0, 0) {
 		t.Error("it took a function that there is not")
 	}
 	if n := testing.AllocsPerRun(100, func() {
-		c.Reset()
-		c.Add(&negative, [6]uintptr{})
+		c.Keep(0)
+		c.Add(negative.Func, 0, 0, 0, 0, 0, 0)
 		c.Run()
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -82,9 +87,9 @@ func TestCallsCallback(t *testing.T) {
 		got := make(chan []int32)
 		go func() {
 			c := dl.NewCalls()
-			c.Add(&back, [6]uintptr{uintptr(f), n})
-			c.Add(&negative, [6]uintptr{})
-			c.Add(&back, [6]uintptr{uintptr(f), n + 1})
+			c.Add(back.Func, uintptr(f), n, 0, 0, 0, 0)
+			c.Add(negative.Func, 0, 0, 0, 0, 0, 0)
+			c.Add(back.Func, uintptr(f), n+1, 0, 0, 0, 0)
 			c.Run()
 			got <- []int32{c.Result(0), c.Result(1), c.Result(2)}
 		}()
@@ -99,9 +104,9 @@ func BenchmarkCalls(b *testing.B) {
 	c := dl.NewCalls()
 	b.ReportAllocs()
 	for b.Loop() {
-		c.Reset()
+		c.Keep(0)
 		for range 4 {
-			c.Add(&e, [6]uintptr{1, 2, 3, 4, 5, 6})
+			c.Add(e.Func, 1, 2, 3, 4, 5, 6)
 		}
 		c.Run()
 	}

@@ -23,7 +23,7 @@ type frame struct {
 
 func callInt(*frame) int32 { panic("dl: " + noGPU) }
 
-func callAll(*Calls) { panic("dl: " + noGPU) }
+func callAll(*Calls) int32 { panic("dl: " + noGPU) }
 
 func bindC(Func, any) { panic("dl: " + noGPU) }
 

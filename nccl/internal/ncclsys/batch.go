@@ -8,51 +8,51 @@ const MostMessages = dl.MostCalls - 2
 // Batch makes a short group of Sends and Recvs in one way to the library and back: all four calls of a message each way cost what one does. It is used again and again, by
 // one goroutine at a time. A GroupStart that fails, which is for a library that does not work at all, does not keep the messages from it.
 type Batch struct {
-	calls   *dl.Calls
-	entries [MostMessages]*dl.Entry
-	n       int
+	calls           *dl.Calls // the first is always GroupStart
+	send, recv, end dl.Func   // which every library has
+	l               *Library
 }
 
-func NewBatch() *Batch { return &Batch{calls: dl.NewCalls()} }
-
-// Start begins a group; false where the library has none.
-func (b *Batch) Start(l *Library) bool {
-	b.n = 0
-	b.calls.Reset()
-	return b.calls.Add(&l.f.GroupStart, [6]uintptr{})
+func NewBatch(l *Library) *Batch {
+	b := &Batch{calls: dl.NewCalls(), send: l.f.Send.Func, recv: l.f.Recv.Func, end: l.f.GroupEnd.Func, l: l}
+	b.calls.Add(l.f.GroupStart.Func, 0, 0, 0, 0, 0, 0)
+	return b
 }
 
-// Send and Recv add a message; false without room or the function. Nothing has been called then.
-func (b *Batch) Send(l *Library, buf DevicePtr, count uint64, t DataType, peer int, comm Comm, s Stream) bool {
-	return b.add(&l.f.Send, buf, count, t, peer, comm, s)
+// Start begins a group.
+func (b *Batch) Start() { b.calls.Keep(1) }
+
+// Send and Recv add one of at most MostMessages messages. Nothing is called yet.
+func (b *Batch) Send(buf DevicePtr, count uint64, t DataType, peer int, comm Comm, s Stream) {
+	b.calls.Add(b.send, uintptr(buf), uintptr(count), u32(t), uintptr(peer), uintptr(comm), uintptr(s))
 }
 
-func (b *Batch) Recv(l *Library, buf DevicePtr, count uint64, t DataType, peer int, comm Comm, s Stream) bool {
-	return b.add(&l.f.Recv, buf, count, t, peer, comm, s)
-}
-
-func (b *Batch) add(e *dl.Entry, buf DevicePtr, count uint64, t DataType, peer int, comm Comm, s Stream) bool {
-	if b.n == MostMessages || !b.calls.Add(e, [6]uintptr{uintptr(buf), uintptr(count), u32(t), uintptr(peer), uintptr(comm), uintptr(s)}) {
-		return false
-	}
-	b.entries[b.n] = e
-	b.n++
-	return true
+func (b *Batch) Recv(buf DevicePtr, count uint64, t DataType, peer int, comm Comm, s Stream) {
+	b.calls.Add(b.recv, uintptr(buf), uintptr(count), u32(t), uintptr(peer), uintptr(comm), uintptr(s))
 }
 
 // End makes the group's calls. Its error is that of the first message that has one, else the group's.
-func (b *Batch) End(l *Library) error {
-	if !b.calls.Add(&l.f.GroupEnd, [6]uintptr{}) {
-		return l.check(&l.f.GroupEnd, dl.Absent)
+func (b *Batch) End() error {
+	b.calls.Add(b.end, 0, 0, 0, 0, 0, 0)
+	if b.calls.Run() == 0 {
+		return nil
 	}
-	b.calls.Run()
+	return b.failed()
+}
+
+func (b *Batch) failed() error {
 	if rc := b.calls.Result(0); rc != 0 {
-		return l.check(&l.f.GroupStart, rc)
+		return b.l.check(&b.l.f.GroupStart, rc)
 	}
-	for i, e := range b.entries[:b.n] {
-		if rc := b.calls.Result(i + 1); rc != 0 && Result(rc) != ErrInProgress {
-			return l.check(e, rc)
+	last := b.calls.Len() - 1
+	for i := 1; i < last; i++ {
+		e := &b.l.f.Send
+		if b.calls.Func(i) == b.recv {
+			e = &b.l.f.Recv
+		}
+		if rc := b.calls.Result(i); rc != 0 && Result(rc) != ErrInProgress {
+			return b.l.check(e, rc)
 		}
 	}
-	return l.check(&l.f.GroupEnd, b.calls.Result(b.n+1))
+	return b.l.check(&b.l.f.GroupEnd, b.calls.Result(last))
 }

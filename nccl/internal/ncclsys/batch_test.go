@@ -18,13 +18,12 @@ func TestBatch(t *testing.T) {
 		t.Run(v.Name, func(t *testing.T) {
 			f := newFake(t, v, Newest)
 			p := map[*Vendor]string{NCCL: "nccl", RCCL: "nccl", MCCL: "mccl"}[v]
-			b := NewBatch()
+			b := NewBatch(f.Library)
 			group := func() error {
-				ok := b.Start(f.Library) && b.Send(f.Library, base, 1<<32, Float32, 5, comm, stream) && b.Recv(f.Library, base+16, 9, Int8, 0, comm, stream)
-				if !ok {
-					t.Fatal("it did not take two messages")
-				}
-				return b.End(f.Library)
+				b.Start()
+				b.Send(base, 1<<32, Float32, 5, comm, stream)
+				b.Recv(base+16, 9, Int8, 0, comm, stream)
+				return b.End()
 			}
 			if err := group(); err != nil {
 				t.Error(err)
@@ -49,11 +48,16 @@ func TestBatch(t *testing.T) {
 				f.lib.Lookup("fake_fail_only").Call(0, 0)
 				pin.Unpin()
 			}
-			b.Start(f.Library)
-			for i := range MostMessages + 1 {
-				if got := b.Send(f.Library, base, 1, Float32, 0, comm, stream); got != (i < MostMessages) {
-					t.Errorf("message %d: taken: %t", i, got)
-				}
+			f.log()
+			b.Start()
+			for range MostMessages {
+				b.Send(base, 1, Float32, 0, comm, stream)
+			}
+			if err := b.End(); err != nil {
+				t.Error(err)
+			}
+			if got := strings.Count(f.log(), "\n"); got != MostMessages+2 {
+				t.Errorf("C saw %d calls, want %d", got, MostMessages+2)
 			}
 			if n := testing.AllocsPerRun(100, func() { group() }); n != 0 {
 				t.Errorf("%v allocations", n)
