@@ -58,8 +58,8 @@ func (p *Plan) planMPI(apps []App, f Facts) error {
 // autoMPI is the process manager for an app's ranks, as the library of the program asks for, or of its script's mpi4py.
 func (p *Plan) autoMPI(app int) string {
 	library := p.Programs[p.Apps[app].Program].MPI
-	if library == "" {
-		library = p.Apps[app].script.Library
+	if s := p.Apps[app].script; library == "" && !s.Named {
+		library = s.Library
 	}
 	choice := mpiDialect(library)
 	if mpiServers[choice] == nil || p.hasPMI(app) {
@@ -103,7 +103,9 @@ func (p *Plan) MPINotes() []string {
 		}
 		if s := a.script; s.Script != "" {
 			text := ", whose library is not found: each rank would be alone, rank 0 of 1; give --mpi pmi (MPICH, Intel MPI) or --mpi pmix (Open MPI)"
-			if s.Library != "" {
+			if dialect := mpiDialect(s.Library); s.Named && dialect != "" {
+				text = fmt.Sprintf(" (%s): each rank would be alone, rank 0 of 1; --mpi %s joins them, --mpi off says that it is meant so", s.Library, dialect)
+			} else if s.Library != "" {
 				text = fmt.Sprintf(" (%s): %s", s.Library, unserved)
 			}
 			notes = append(notes, s.text(prog.Name)+text)

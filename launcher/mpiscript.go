@@ -11,19 +11,24 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 )
 
-// ScriptMPI is what a program has to do with MPI that is not linked with it: it is Python, and its script imports mpi4py; or a tool that runs the program that
-// it is given, such as valgrind.
+// ScriptMPI is what a program has to do with MPI that is not linked with it: it is Python, and its script imports mpi4py; a tool that runs the program that
+// it is given, such as valgrind; or a shell, whose script runs a program.
 type ScriptMPI struct {
 	Script  string // the script or the program that is given, as the user wrote it; "": neither
 	Library string // the MPI library that it, or the interpreter's mpi4py, is linked with; "": that was not found, or there are several
 	Given   bool   // it is a program that is given
+	Named   bool   // it is a program that stands in a shell's script: what happens to it there is not known
 }
 
 // text says it of a program's name.
 func (s ScriptMPI) text(by string) string {
-	if s.Given {
+	switch {
+	case s.Named:
+		return fmt.Sprintf("%s runs %s, which is linked with MPI", shellQuote(by), shellQuote(s.Script))
+	case s.Given:
 		return fmt.Sprintf("%s, which %s is given, is linked with MPI", shellQuote(s.Script), shellQuote(by))
 	}
 	return shellQuote(s.Script) + " imports mpi4py"
@@ -39,6 +44,9 @@ const maxGiven = 32
 
 // starters are programs that start others in another launcher's job: gorun's process manager is not for these.
 var starters = regexp.MustCompile(`^(mpi(run|exec).*|.*prun|srun|prte.*|orte.*|flux|jsrun|aprun|gorun|ssh)$`)
+
+// shells read their script as words, if roughly.
+var shells = regexp.MustCompile(`^(ba|da|z|k|c|tc|fi)?sh$`)
 
 // FindScripts is what the scripts of a job's programs say of MPI: for Facts.Scripts, of which the programs and the current directory are known.
 func (j Job) FindScripts(f Facts) []ScriptMPI {
@@ -58,7 +66,7 @@ func (j Job) FindScripts(f Facts) []ScriptMPI {
 }
 
 // findScriptMPI looks whether a program is Python with a script that imports mpi4py, or such a script itself, or is given a program that is linked with MPI, by its
-// path. A relative path is one of dir. Only files are read: what the interpreter would find by code of its own is not.
+// path, or is a shell whose script names one. A relative path is one of dir. Only files are read: what the interpreter would find by code of its own is not.
 func findScriptMPI(p Program, args []string, dir string) ScriptMPI {
 	if p.Path == "" || p.MPI != "" {
 		return ScriptMPI{}
@@ -68,8 +76,10 @@ func findScriptMPI(p Program, args []string, dir string) ScriptMPI {
 		script = pythonScript(args)
 	} else if interpreter = shebangPython(p.Path); interpreter != "" {
 		script = p.Path
+	} else if given := givenMPI(p, args, dir); given.Script != "" {
+		return given
 	} else {
-		return givenMPI(p, args, dir)
+		return namedMPI(shellText(p, args, dir), dir)
 	}
 	if script == "" || !importsMPI.Match(beginning(absolute(dir, script))) {
 		return ScriptMPI{}
@@ -92,11 +102,55 @@ func givenMPI(p Program, args []string, dir string) ScriptMPI {
 		}
 		if file := absolute(dir, a); executable(file) == nil {
 			if library := mpiLibrary(file); library != "" {
-				return ScriptMPI{a, library, true}
+				return ScriptMPI{Script: a, Library: library, Given: true}
 			}
 		}
 	}
 	return ScriptMPI{}
+}
+
+// namedMPI is the first program that is linked with MPI and that a shell's text names by its path, unless the text names another launcher, too.
+func namedMPI(text []byte, dir string) (found ScriptMPI) {
+	looks := 0
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(strings.TrimSpace(line), "#") {
+			continue
+		}
+		for _, word := range strings.FieldsFunc(line, func(r rune) bool { return unicode.IsSpace(r) || strings.ContainsRune("\"'`;|&()<>={}", r) }) {
+			if starters.MatchString(filepath.Base(word)) {
+				return ScriptMPI{}
+			}
+			if found.Script != "" || !strings.Contains(word, "/") || looks == maxGiven {
+				continue
+			}
+			looks++
+			if file := absolute(dir, word); executable(file) == nil {
+				if library := mpiLibrary(file); library != "" {
+					found = ScriptMPI{Script: word, Library: library, Named: true}
+				}
+			}
+		}
+	}
+	return found
+}
+
+// shellText is what a shell runs: the program itself, if that is a script, or the script or text that a shell is given.
+func shellText(p Program, args []string, dir string) []byte {
+	if !shells.MatchString(filepath.Base(p.Path)) {
+		if shells.MatchString(filepath.Base(shebang(p.Path))) {
+			return beginning(p.Path)
+		}
+		return nil
+	}
+	for i, a := range args {
+		switch {
+		case !strings.HasPrefix(a, "-"):
+			return beginning(absolute(dir, a))
+		case strings.HasSuffix(a, "c") && !strings.HasPrefix(a, "--"): // -c, -ec
+			return []byte(strings.Join(args[i+1:min(len(args), i+2)], ""))
+		}
+	}
+	return nil
 }
 
 // pythonScript is the script among the arguments of an interpreter; "" if it runs another thing.
@@ -125,8 +179,8 @@ func beginning(file string) []byte {
 	return text
 }
 
-// shebangPython is the Python that the first line of a script names; "" if that is none.
-func shebangPython(file string) string {
+// shebang is the interpreter that the first line of a script names; "" if that names none.
+func shebang(file string) string {
 	line, _, _ := bytes.Cut(beginning(file), []byte{'\n'})
 	text, is := strings.CutPrefix(string(line), "#!")
 	words := strings.Fields(text)
@@ -141,6 +195,12 @@ func shebangPython(file string) string {
 		}
 		name = words[1+i]
 	}
+	return name
+}
+
+// shebangPython is the Python that the first line of a script names; "" if that is none.
+func shebangPython(file string) string {
+	name := shebang(file)
 	if !strings.HasPrefix(filepath.Base(name), "python") {
 		return ""
 	}

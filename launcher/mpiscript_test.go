@@ -50,6 +50,10 @@ func TestScriptMPI(t *testing.T) {
 	needing(t, citest.Program(t, "gcc"), dir, "linked", "libmpich.so.12")
 	tool := dir + "/bin/tool"
 	write(t, tool, "#!/bin/sh\n", 0o755)
+	write(t, dir+"/wrap", "#!/usr/bin/env bash\n# mpirun ./linked\nexport A=1; [ -e ./runs ] &&\n\texec './linked' \"$@\"\n", 0o755)
+	write(t, dir+"/launches", "#!/bin/sh\nn=2; ./linked; /usr/bin/mpirun -n $n ./linked\n", 0o755)
+	write(t, dir+"/comment", "#!/bin/sh\n  # ./linked\n", 0o755)
+	named := ScriptMPI{Script: "./linked", Library: "libmpich.so.12", Named: true}
 	write(t, dir+"/bin/mpiexec.hydra", "#!/bin/sh\n", 0o755)
 	for _, c := range []struct {
 		name    string
@@ -77,6 +81,14 @@ func TestScriptMPI(t *testing.T) {
 		{"a tool and a program without MPI", tool, []string{"./runs", "x"}, ScriptMPI{}},
 		{"a tool and a name", tool, []string{"linked"}, ScriptMPI{}},
 		{"another launcher", dir + "/bin/mpiexec.hydra", []string{"-n", "1", "./linked"}, ScriptMPI{}},
+		{"a shell script", dir + "/wrap", []string{"x"}, named},
+		{"a shell and a script", "/bin/sh", []string{"-e", "wrap", "x"}, named},
+		{"a shell and text", "/bin/sh", []string{"-ec", "cd /;(./linked)>out", "./runs"}, named},
+		{"a shell script and a program", dir + "/wrap", []string{"./linked"}, ScriptMPI{Script: "./linked", Library: "libmpich.so.12", Given: true}},
+		{"a shell script that launches", dir + "/launches", nil, ScriptMPI{}},
+		{"a shell script's comment", dir + "/comment", nil, ScriptMPI{}},
+		{"a shell and no text", "/bin/sh", []string{"-c"}, ScriptMPI{}},
+		{"a shell and nothing", "/bin/sh", nil, ScriptMPI{}},
 		{"Python and a program", mpich, []string{"speaks.py", "./linked"}, ScriptMPI{}},
 	} {
 		p, err := FindProgram(c.program, "")
@@ -145,6 +157,15 @@ func TestPlanOfScripts(t *testing.T) {
 	p.writeMPI(&b)
 	if got, want := b.String(), "mpi        pmi for ranks 0,1: a.py imports mpi4py (libmpich.so.12)\n"; got != want {
 		t.Errorf("got %s, want %s", got, want)
+	}
+	alone := ScriptMPI{Script: "./x", Library: "libmpi.so.40", Named: true}
+	p = plan(2, "", alone)
+	want := []string{"python3 runs ./x, which is linked with MPI (libmpi.so.40): each rank would be alone, rank 0 of 1; --mpi pmix joins them, --mpi off says that it is meant so"}
+	if diff := cmp.Diff(p.MPINotes(), want); diff != "" || p.mpiWorlds() != nil {
+		t.Errorf("worlds %v, notes (-got +want):\n%s", p.mpiWorlds(), diff)
+	}
+	if got := append(plan(2, MPIOff, alone).MPINotes(), plan(2, MPIPMIx, alone).MPINotes()...); got != nil {
+		t.Errorf("notes %q", got)
 	}
 	for _, c := range []struct {
 		np   int

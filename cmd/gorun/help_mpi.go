@@ -13,7 +13,8 @@ ask by PMI 1.1, Open MPI 4 and 5 (libmpi.so.40) by PMIx.
 
 Python with a script that imports mpi4py counts as a program that is linked with mpi4py's
 library, where that is found; else gorun says what to give. A tool counts as the program
-that it is given by its path: gorun -np 4 valgrind ./prog.
+that it is given by its path: gorun -np 4 valgrind ./prog. Where the text of a shell script
+names one by its path, gorun says what to give.
 
 Of several programs each may have its own (--mpi behind its colon; mpi in its [[app]]).
 Those that have PMI make one MPI_COMM_WORLD, in the order of their ranks, and those that
