@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -105,7 +106,7 @@ func planOf(job launcher.Job, io stdio, verbose bool) (*launcher.Plan, error) {
 	plan, err := job.Plan(f)
 	for i, name := range job.Programs() {
 		if missing[i] != nil && (err != nil || !foundThere(plan, i)) {
-			return nil, hintJobFile(hintCommand(missing[i], job, name), name)
+			return nil, hintJobFile(hintDir(hintCommand(missing[i], job, name), job, name), name)
 		}
 	}
 	if err != nil {
@@ -164,6 +165,27 @@ func foundThere(p *launcher.Plan, app int) bool {
 		}
 	}
 	return !strings.Contains(name, "/") || p.Remote.NoStage && strings.HasPrefix(name, "/")
+}
+
+// hintDir adds to the error for a program that is not in the current directory that it is in that of its ranks: Open MPI's mpirun looks there.
+func hintDir(err error, job launcher.Job, program string) error {
+	s, ok := errors.AsType[*launcher.StartError](err)
+	if !ok || s.Code != launcher.ExitNotFound || !strings.Contains(program, "/") || filepath.IsAbs(program) {
+		return err
+	}
+	dirs := []string{job.Dir}
+	for _, a := range job.Apps {
+		if a.Program == program {
+			dirs = append(dirs, a.Dir)
+		}
+	}
+	for _, dir := range dirs {
+		file := filepath.Join(dir, program)
+		if info, err := os.Stat(file); err == nil && info.Mode()&0o111 != 0 && dir != "" {
+			return &launcher.StartError{Code: s.Code, Msg: s.Error() + "; for the one in --wdir say " + file}
+		}
+	}
+	return err
 }
 
 // hintCommand adds to the error for a missing program that a command of gorun's own has its name, or nearly has it.
