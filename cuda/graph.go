@@ -97,7 +97,12 @@ func (s *Stream) EndCapture() (*Graph, error) {
 }
 
 // Capture is the capture that the stream is part of, nil without one.
-func (s *Stream) Capture() *Capture { return s.raw.capture() }
+func (s *Stream) Capture() *Capture {
+	if d, is := s.raw.(*driverStream); is { // each call of a communication library asks
+		return d.capture()
+	}
+	return s.raw.capture()
+}
 
 // Graph is a recorded template. It owns no memory. Its release callbacks run once when the template, every GraphExec and every launch
 // in flight are gone, in order of attachment, with no lock held: inside the Destroy that was last, or on a goroutine of the device

@@ -36,7 +36,12 @@ func (d *Device) NewStream() (*Stream, error) {
 func (s *Stream) Device() *Device { return s.dev }
 
 // Handle is the driver's stream on a GPU; on the host platform a number that names the stream.
-func (s *Stream) Handle() uintptr { return s.raw.handle() }
+func (s *Stream) Handle() uintptr {
+	if d, is := s.raw.(*driverStream); is { // each call of a communication library asks
+		return d.handle()
+	}
+	return s.raw.handle()
+}
 
 // String is "stream 3".
 func (s *Stream) String() string { return fmt.Sprintf("stream %d", s.id) }

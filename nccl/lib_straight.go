@@ -35,20 +35,17 @@ func (l *library) findPlain() (p plain) {
 
 // straight reports whether a call may go straight.
 func (l *library) straight(call *Call) bool {
-	c := l.c
-	if c.grouping > 0 || c.failed.Load() != nil || c.shut.Load() || c.leased.Load() || c.check == Strict || c.userRegs.Load() > 0 || len(l.panes) > 0 || len(c.windows) > 0 {
-		return false
+	c, s, send, recv := l.c, call.Stream, call.Send.Mem, call.Recv.Mem
+	switch { // which is shorter for the processor than one condition
+	case c.grouping > 0, c.failed.Load() != nil, c.shut.Load(), c.leased.Load(), c.check == Strict, c.userRegs.Load() > 0, len(l.panes) > 0, len(c.windows) > 0:
+	case call.Op > OpReduceScatter, call.Count == 0, call.Red >= l.plain.reds, l.plain.types>>call.Type&1 == 0, uint(call.Root) >= uint(len(c.ranks)):
+	case s == nil, s.Device() != c.dev, s.Capture() != nil:
+	case send != nil && send.Device() != c.dev, send != nil && send.Freed():
+	case recv != nil && recv.Device() != c.dev, recv != nil && recv.Freed():
+	default:
+		return send != recv || overlap(call, c.rank) == ""
 	}
-	s := call.Stream
-	if call.Op > OpReduceScatter || call.Count == 0 || call.Red >= l.plain.reds || l.plain.types>>call.Type&1 == 0 || uint(call.Root) >= uint(len(c.ranks)) ||
-		s == nil || s.Device() != c.dev || s.Capture() != nil {
-		return false
-	}
-	send, recv := call.Send.Mem, call.Recv.Mem
-	if send != nil && (send.Device() != c.dev || send.Freed()) || recv != nil && (recv.Device() != c.dev || recv.Freed()) {
-		return false
-	}
-	return send != recv || overlap(call, c.rank) == ""
+	return false
 }
 
 // issueStraight makes such a call.

@@ -9,25 +9,24 @@ import (
 // straightMessages reports whether all calls of a group are messages that may go straight.
 func (l *library) straightMessages(calls []Call) bool {
 	c := l.c
-	if len(calls) == 0 || len(calls) > ncclsys.MostMessages || c.failed.Load() != nil || c.shut.Load() || c.leased.Load() || c.userRegs.Load() > 0 {
+	switch {
+	case len(calls) == 0, len(calls) > ncclsys.MostMessages, c.failed.Load() != nil, c.shut.Load(), c.leased.Load(), c.userRegs.Load() > 0:
 		return false
 	}
 	s := calls[0].Stream
-	if s == nil || s.Device() != c.dev || s.Capture() != nil {
+	switch {
+	case s == nil, s.Device() != c.dev, s.Capture() != nil:
 		return false
 	}
 	for i := range calls {
 		call := &calls[i]
 		mem := call.Recv.Mem
-		switch call.Op {
-		case OpSend:
+		if call.Op == OpSend {
 			mem = call.Send.Mem
-		case OpRecv:
-		default:
-			return false
 		}
-		if call.Stream != s || call.Count == 0 || mem == nil || mem.Device() != c.dev || mem.Freed() || l.plain.types>>call.Type&1 == 0 ||
-			uint(call.Root) >= uint(len(c.ranks)) || int(call.Root) == c.rank {
+		switch {
+		case call.Op < OpSend, call.Stream != s, call.Count == 0, l.plain.types>>call.Type&1 == 0, uint(call.Root) >= uint(len(c.ranks)), int(call.Root) == c.rank,
+			mem == nil, mem.Device() != c.dev, mem.Freed():
 			return false
 		}
 	}
