@@ -22,22 +22,24 @@ const closeWait = 2 * time.Second
 // order on all members; Abort, Err and Stats from any goroutine. Close it after its graphs and before its device.
 type Comm struct {
 	// What each call reads comes first, in as few lines of the cache as can be.
-	lib      *library // be, where it is one
-	dev      *cuda.Device
-	acct     *bootstrap.Account
-	failed   atomic.Pointer[failure]
-	grouping int                // depth of Group; of the goroutine that makes the calls
-	windows  []*SymmetricWindow // in the order in which all members made them; changed under mu
-	ranks    []int              // job ranks of the members
-	rank     int
-	userRegs atomic.Int32 // allocations registered by the user: most calls need not look
-	check    CheckMode
-	shut     atomic.Bool // closing or closed; changed under mu
-	leased   atomic.Bool // there is a gate; changed under mu
-	lookout  lookout
-	calls    atomic.Uint64
-	direct   atomic.Uint64 // bytes
-	staged   atomic.Uint64 // bytes
+	lib       *library // be, where it is one
+	dev       *cuda.Device
+	acct      *bootstrap.Account
+	failed    atomic.Pointer[failure]
+	grouping  int                // depth of Group; the goroutine that makes the calls has it
+	collected []Call             // by Group; the same
+	windows   []*SymmetricWindow // in the order in which all members made them; changed under mu
+	ranks     []int              // job ranks of the members
+	rank      int
+	userRegs  atomic.Int32 // allocations registered by the user: most calls need not look
+	check     CheckMode
+	shut      atomic.Bool // closing or closed; changed under mu
+	leased    atomic.Bool // there is a gate; changed under mu
+	calls     atomic.Uint64
+	staged    atomic.Uint64 // bytes
+	lookout   lookout
+
+	direct atomic.Uint64 // bytes
 
 	job     *bootstrap.Job
 	name    string
@@ -52,7 +54,6 @@ type Comm struct {
 
 	// Only the goroutine that makes the calls touches these.
 	one       [1]Call // the call being enqueued: no allocation
-	collected []Call
 	sorted    []Call  // a group that is being issued; backends keep no calls
 	origin    *origin // where a library makes it from another communicator
 	splits    int

@@ -36,12 +36,12 @@ type library struct {
 	waiting  atomic.Int32 // len(freeing)
 	inflight atomic.Int32 // goroutines inside the library with a communicator
 
-	strays []*pane // windows of captures that ended while they were made; guarded by Comm.mu
-
-	batch *ncclsys.Batch // guarded by mu
-
 	// p2p is for Send and Recv: main, or one of its own on versions with the fault "p2p-then-collective". The user's registrations are with main.
-	p2p ncclsys.Comm
+	p2p      ncclsys.Comm
+	batch    *ncclsys.Batch // guarded by mu
+	messages messages
+
+	strays []*pane // windows of captures that ended while they were made; guarded by Comm.mu
 
 	unable   atomic.Pointer[string] // why there are no windows, nil if there may be
 	graphErr error                  // settings under which captured calls hang
@@ -76,8 +76,6 @@ type library struct {
 
 	drainStream *cuda.Stream // guarded by mu
 	drainBuf    *cuda.Memory
-
-	messages messages
 
 	wake    chan struct{}
 	tellers sync.WaitGroup
