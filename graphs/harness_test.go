@@ -12,13 +12,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(ranktest.Patient{M: m})
 }
 
 // elements is the length of a rank's buffers where nothing else is said.

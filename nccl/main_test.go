@@ -13,11 +13,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/nccl"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(ranktest.Patient{M: m}) }
 
 // world is what most tests need on each rank.
 type world struct {
