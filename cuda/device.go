@@ -1,12 +1,13 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
-	"sort"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -295,7 +296,10 @@ func (d *Device) listOpen() string {
 	for o := range d.open {
 		names = append(names, o.String())
 	}
-	sort.Strings(names)
+	// Memory, which begins with its size, last: there is most of it.
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(-cmp.Compare(strings.Trim(a[:1], "0123456789"), strings.Trim(b[:1], "0123456789")), strings.Compare(a, b))
+	})
 	if n := len(names) - limit; n > 0 {
 		names = append(names[:limit], fmt.Sprintf("and %d more", n))
 	}

@@ -58,6 +58,14 @@ func (g *driverDevice) loadKernel(name string, source kernelSource, args reflect
 	if source.cuda != "" {
 		source.cuda = layout.declaration + source.cuda
 	}
+	m, err := g.loadOnce(name, source)
+	if err != nil {
+		return nil, err
+	}
+	return &driverKernel{g: g, name: name, fn: m.fn, layout: layout}, nil
+}
+
+func (g *driverDevice) loadOnce(name string, source kernelSource) (*driverModule, error) {
 	g.kmu.Lock()
 	defer g.kmu.Unlock()
 	m := g.kernels[kernelKey{name, source}]
@@ -71,7 +79,7 @@ func (g *driverDevice) loadKernel(name string, source kernelSource, args reflect
 		}
 		g.kernels[kernelKey{name, source}] = m
 	}
-	return &driverKernel{g: g, name: name, fn: m.fn, layout: layout}, nil
+	return m, nil
 }
 
 // image is what the driver loads.

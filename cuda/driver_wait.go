@@ -79,6 +79,7 @@ type pollable interface {
 func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 	before, err := p.broken(false, looks{})
 	if err != nil {
+		settle(ctx, g, p)
 		return err
 	}
 	in, err := g.enter(true)
@@ -93,7 +94,11 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 			w.spin()
 		}
 		if err == nil && (done || w.look) {
-			before, err = p.broken(done, before)
+			if before, err = p.broken(done, before); err != nil && !done {
+				in.leave()
+				settle(ctx, g, p)
+				return err
+			}
 		}
 		if err != nil || done {
 			in.leave()
@@ -117,6 +122,23 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 		doze(w.nap())
 		if in, err = g.enter(true); err != nil {
 			return err
+		}
+	}
+}
+
+// failureGrace is how long a wait that has failed still waits for the device: mostly what was enqueued ends at once then, and whoever is told of a failure frees what it used.
+const failureGrace = 50 * time.Millisecond
+
+func settle[P pollable](ctx context.Context, g *driverDevice, p P) {
+	for start := time.Now(); time.Since(start) < failureGrace && ctx.Err() == nil && g.dev.Err() == nil; doze(shortestNap) {
+		in, err := g.enter(true)
+		if err != nil {
+			return
+		}
+		done, err := p.ready()
+		in.leave()
+		if done || err != nil {
+			return
 		}
 	}
 }

@@ -93,7 +93,7 @@ func newPeers(t *testing.T, n int) []*peerRank {
 		}
 		p.s, p.k = newStream(t, p.d), peerKernel(t, p.d)
 		p.send, p.recv = malloc[uint8](t, p.d, n*peerRoom+8), malloc[uint8](t, p.d, n*peerRoom+8)
-		p.counts = malloc[uint32](t, p.d, peerBlocks)
+		p.counts = malloc[uint32](t, p.d, peerBlocks+1)
 		p.args = peerArgs{counts: uint64(p.counts.Memory().Pointer()), rank: int32(r), ranks: int32(n), per: peerLines, capacity: peerLines}
 		var err error
 		p.stop, err = p.d.AllocPinned(4)

@@ -40,7 +40,7 @@ func fakeEnv(t *testing.T) []string {
 	}
 	driver := dltest.Build(t, "../cuda/testdata/driver.c", "libcuda.so.1", "-lpthread")
 	library := dltest.Build(t, "../nccl/testdata/nccl.c", "libnccl.so.2", "-lpthread", "-ldl")
-	return []string{fakeVar + "=1", "GORUN_CUDA_LIB=" + driver, "GORUN_NCCL_LIB=" + library, "GORUN_DEVICE=", "FAKE_DEVICES=8"}
+	return append(dltest.LibraryOnly(), fakeVar+"=1", "GORUN_CUDA_LIB="+driver, "GORUN_NCCL_LIB="+library, "GORUN_DEVICE=", "FAKE_DEVICES=8")
 }
 
 func isFake() bool { return os.Getenv(fakeVar) != "" }
@@ -109,6 +109,11 @@ func everywhere(t *testing.T, f func(ctx context.Context, r *rank) error, env ..
 
 // TestLibraryRandomPrograms is TestRandomPrograms, the last ones with large buffers.
 func TestLibraryRandomPrograms(t *testing.T) {
+	t.Run("library", func(t *testing.T) { libraryRandomPrograms(t) })
+	t.Run("peer memory", func(t *testing.T) { libraryRandomPrograms(t, "GORUN_PEER=auto") })
+}
+
+func libraryRandomPrograms(t *testing.T, env ...string) {
 	onDevices(t, elements, func(ctx context.Context, r *rank) error {
 		seeds, large := uint64(30), uint64(6)
 		if isFake() {
@@ -124,7 +129,7 @@ func TestLibraryRandomPrograms(t *testing.T) {
 			}
 		}
 		return nil
-	})
+	}, env...)
 }
 
 // larger is the program with k times the elements.

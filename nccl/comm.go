@@ -55,6 +55,7 @@ type Comm struct {
 	// Only the goroutine that makes the calls touches these.
 	one       [1]Call // the call being enqueued: no allocation
 	sorted    []Call  // a group that is being issued; backends keep no calls
+	noPeer    bool
 	origin    *origin // where a library makes it from another communicator
 	splits    int
 	shrinks   int
@@ -122,6 +123,7 @@ type Config struct {
 	Ranks   []int         // job ranks that are members, in order; nil: all. Only members call Init
 	Timeout time.Duration // how long Init waits for the others; default 60 s
 	Check   CheckMode     // default Watch; equal on all members
+	NoPeer  bool          // with a GPU library: small collectives go by it, too, never by peer memory
 }
 
 // CheckMode is how eager calls are compared between ranks.
@@ -163,7 +165,7 @@ func InitConfig(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, cfg *
 // initComm makes a communicator; meeting is a name for it that its members share and no other communicator of the job has. from is where a library may make it from,
 // nil if nowhere.
 func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Config, meeting string, from *origin) (comm *Comm, err error) {
-	c := &Comm{origin: from, job: job, dev: dev, name: set.Name, ranks: slices.Clone(set.Ranks), check: set.Check, timeout: set.Timeout,
+	c := &Comm{noPeer: set.NoPeer, origin: from, job: job, dev: dev, name: set.Name, ranks: slices.Clone(set.Ranks), check: set.Check, timeout: set.Timeout,
 		holders: map[*holding]struct{}{}, regs: map[uint64]*registered{}, meetings: map[int]*bootstrap.Group{}}
 	c.rank = slices.Index(c.ranks, job.Rank())
 	fail := func(err error) (*Comm, error) { return nil, c.errorf("init", err) }
@@ -214,6 +216,9 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 	case *host:
 		be.withdrawSegment()
 	case *library:
+		if err := be.openPeer(waitCtx); err != nil {
+			return fail(err)
+		}
 		be.start()
 	}
 	c.unsee = job.Watch(c.event)
@@ -868,7 +873,7 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 		return nil, from.rest(ctx, nil)
 	}
 	slices.SortStableFunc(mine, func(a, b member) int { return cmp.Compare(a.key, b.key) })
-	set := Config{Name: fmt.Sprintf("%s/%d", c.name, color), Timeout: c.timeout, Check: c.check}
+	set := Config{Name: fmt.Sprintf("%s/%d", c.name, color), Timeout: c.timeout, Check: c.check, NoPeer: c.noPeer}
 	for _, m := range mine {
 		set.Ranks = append(set.Ranks, c.ranks[m.rank])
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,22 +51,40 @@ type death struct {
 	init   bool // it never calls Init
 	is     error
 	stuck  bool // on libraries with the fault "window-abort" the device is not free again
+	peer   bool // small calls go by peer memory
+}
+
+// env is for the processes of its ranks.
+func (d death) env() []string {
+	if d.peer {
+		return []string{byPeer}
+	}
+	return nil
 }
 
 func deaths() []death {
 	large := func(a *attempt) error { return a.wait(a.sum(a.n)) }
 	var g *graphs.Graph
-	replay := func(o ...graphs.Option) func(a *attempt) (func() error, error) {
+	const few = 100
+	ahead := func(a *attempt) error { // more than a stream takes
+		for range 1500 {
+			if err := a.sum(few); err != nil {
+				return err
+			}
+		}
+		return a.wait(nil)
+	}
+	replay := func(n int, o ...graphs.Option) func(a *attempt) (func() error, error) {
 		return func(a *attempt) (func() error, error) {
 			var err error
-			g, err = graphs.Capture(a.ctx, a.stream, func(*cuda.Stream) error { return a.sum(a.n) }, append(o, graphs.Comms(a.comm))...)
+			g, err = graphs.Capture(a.ctx, a.stream, func(*cuda.Stream) error { return a.sum(min(n, a.n)) }, append(o, graphs.Comms(a.comm))...)
 			return func() error { return g.Close() }, err
 		}
 	}
 	launch := func(a *attempt) error { return a.wait(g.Launch(a.stream)) }
 	return []death{
 		{name: "killed, eager", do: large, end: killSelf, rounds: 20, code: -1},
-		{name: "killed, replay", before: replay(), do: launch, end: killSelf, rounds: 20, code: -1},
+		{name: "killed, replay", before: replay(math.MaxInt), do: launch, end: killSelf, rounds: 20, code: -1},
 		{name: "killed, capture", do: func(a *attempt) error {
 			g, err := graphs.Capture(a.ctx, a.stream, func(*cuda.Stream) error { return a.sum(a.n) }, graphs.Comms(a.comm))
 			if err == nil {
@@ -84,12 +103,17 @@ func deaths() []death {
 		{name: "exits, before Init", end: func(*attempt) { os.Exit(0) }, init: true},
 		{name: "exits, eager", do: large, end: func(*attempt) { os.Exit(3) }, rounds: 20, code: 3},
 		{name: "panics, eager", do: large, end: func(*attempt) { panic("index out of range") }, rounds: 20, code: 2, output: "index out of range", is: nccl.ErrClosed},
-		{name: "killed, replay in a window", before: replay(graphs.Require(nccl.Window)), do: launch, end: killSelf, rounds: 20, code: -1, stuck: true},
+		{name: "killed, replay in a window", before: replay(math.MaxInt, graphs.Require(nccl.Window)), do: launch, end: killSelf, rounds: 20, code: -1, stuck: true},
 		{name: "killed, after its connections", do: large, end: func(a *attempt) {
 			tear()
 			time.Sleep(300 * time.Millisecond) // as the kernel takes for memory on a GPU
 			killSelf(a)
 		}, rounds: 20, code: -1},
+		{name: "killed, peer memory", do: func(a *attempt) error { return a.wait(a.sum(few)) }, end: killSelf, rounds: 20, code: -1, peer: true},
+		{name: "killed, peer memory, far ahead", do: ahead, end: killSelf, rounds: 3, code: -1, peer: true},
+		{name: "killed, peer memory, replay", before: replay(few), do: launch, end: killSelf, rounds: 20, code: -1, peer: true},
+		{name: "panics, peer memory", do: func(a *attempt) error { return a.wait(a.sum(few)) }, end: func(*attempt) { panic("index out of range") }, rounds: 20, code: 2, output: "index out of range",
+			is: nccl.ErrClosed, peer: true},
 	}
 }
 
@@ -222,7 +246,7 @@ func TestLibraryDeath(t *testing.T) {
 						if n > 4 || (n > 2 || testing.Short()) && at != i%len(positions(n)) || testing.Short() && !slices.Contains([]int{0, 1, 4, 5, 10}, i) {
 							t.Skip("the same as elsewhere")
 						}
-						d.check(t, culprit, room, ranktest.RunProcesses(t, n, d.rank(culprit, 1<<16), append(fakeLibraries(t), tornVar+"="+filepath.Join(t.TempDir(), "torn"))...))
+						d.check(t, culprit, room, ranktest.RunProcesses(t, n, d.rank(culprit, 1<<16), append(fakeLibraries(t), slices.Concat([]string{tornVar + "=" + filepath.Join(t.TempDir(), "torn")}, d.env())...)...))
 					})
 					t.Run("GPU", func(t *testing.T) {
 						need := dltest.NeedGPUs
@@ -233,7 +257,7 @@ func TestLibraryDeath(t *testing.T) {
 						if at != i%len(positions(n)) || testing.Short() && (n > 2 || !slices.Contains([]int{1, 4, 5}, i)) {
 							t.Skip("in another place")
 						}
-						d.check(t, culprit, deathBound, ranktest.RunProcesses(t, n, d.rank(culprit, 2<<20), dltest.GPUEnv()...))
+						d.check(t, culprit, deathBound, ranktest.RunProcesses(t, n, d.rank(culprit, 2<<20), append(dltest.GPUEnv(), d.env()...)...))
 					})
 				})
 			}

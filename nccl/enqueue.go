@@ -253,7 +253,7 @@ func (c *Comm) admit(calls []Call) (Mode, error) {
 	if err != nil {
 		return 0, err
 	}
-	if mode < Plain || mode > Window {
+	if mode < Plain || mode > Peer {
 		return 0, c.errorf(calls[0].Op.String(), fmt.Errorf("the gate chose unknown mode %d", mode))
 	}
 	return mode, nil

@@ -65,6 +65,7 @@ func (l *library) explain(line func(what, format string, args ...any)) {
 	} else {
 		line("addresses of windows", "yes; unproven")
 	}
+	line("small collectives by peers", "%v", &l.peer)
 	line("graph mixing", "%v", l.mixing)
 	if l.graphErr != nil {
 		line("captured calls", "no: %v", l.graphErr)

@@ -48,3 +48,17 @@ func HoldStep(c *Comm) (end func()) {
 
 // Undone is how many operations a library's communicator does not know to be done.
 func Undone(c *Comm) int { return c.be.(*library).behind() }
+
+// ByPeerCalls is how many calls this rank has made, or captured, by peer memory.
+func ByPeerCalls(c *Comm) uint64 {
+	l := c.be.(*library)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.peer.calls
+}
+
+// PeerMost is the largest part that goes by peer memory; 0: none does.
+func PeerMost(c *Comm) int { return int(c.be.(*library).peer.limit) }
+
+// BreakPeer makes the next launch by peer memory fail.
+func BreakPeer(c *Comm) { c.be.(*library).peer.args.capacity = 0 }

@@ -53,6 +53,8 @@ type library struct {
 	stuck     atomic.Bool   // they do not go
 	together  bool          // all members have closed after the same call
 
+	peer peerWay
+
 	mixing mixing
 	order  order
 
@@ -147,6 +149,7 @@ func newLibrary(c *Comm) (*library, error) {
 	}
 	l.mixing = l.decideMixing()
 	l.plain = l.findPlain()
+	l.beginPeer(c.noPeer)
 	return l, nil
 }
 

@@ -71,7 +71,13 @@ func (l *library) issue(calls []Call, mode Mode) error {
 	if mode == 0 && n < len(calls) {
 		l.messages.note(calls[n:])
 	}
-	err := l.do(calls[:n], l.main, mode)
+	peer := mode == Peer || mode == 0 && l.peer.takesAll(calls[:n])
+	var err error
+	if peer {
+		err = l.doPeer(calls[:n], mode)
+	} else {
+		err = l.do(calls[:n], l.main, mode)
+	}
 	if err == nil {
 		err = l.do(calls[n:], l.p2p, mode)
 	}
@@ -79,7 +85,7 @@ func (l *library) issue(calls []Call, mode Mode) error {
 		return l.lost(calls, mode, err)
 	}
 	if mode == 0 {
-		l.account(calls)
+		l.account(calls, peer)
 	}
 	return nil
 }
@@ -277,7 +283,7 @@ func lap(a, b cuda.Range) bool {
 }
 
 // account counts eager calls when they are enqueued: the library does not tell when they are done.
-func (l *library) account(calls []Call) {
+func (l *library) account(calls []Call, peer bool) {
 	l.c.calls.Add(uint64(len(calls)))
 	for i := range calls {
 		n := calls[i].Send.Len + calls[i].Recv.Len
@@ -285,7 +291,7 @@ func (l *library) account(calls []Call) {
 			continue
 		}
 		all, some := l.registration(&calls[i])
-		if all {
+		if all && !peer {
 			l.c.direct.Add(n)
 		} else {
 			l.c.staged.Add(n)

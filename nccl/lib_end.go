@@ -23,6 +23,7 @@ const (
 // communicator are broken, which happens meanwhile.
 func (l *library) failing() {
 	l.ending.Store(true)
+	l.peer.letGo()
 	l.aborting.Do(func() { go l.abort() })
 }
 
@@ -195,7 +196,7 @@ func (l *library) release() {
 	l.rmu.Unlock()
 	if l.c.failed.Load() == nil && l.together && l.main != 0 {
 		l.drains.Wait() // none may be in the library when the communicators go
-		if err := l.finalize(); err != nil {
+		if !l.peer.end() || l.finalize() != nil {
 			l.failing()
 		} else {
 			l.aborting.Do(func() { l.abortDone() })
@@ -204,6 +205,9 @@ func (l *library) release() {
 		l.failing()
 	}
 	l.waitEnded()
+	if !l.stuck.Load() {
+		l.peer.end()
+	}
 	l.rmu.Lock()
 	l.closing = true
 	l.rmu.Unlock()

@@ -67,7 +67,12 @@ func (l *library) issueStraight(call *Call) error {
 		if !l.watching.Load() {
 			l.beWatched()
 		}
-		if err = l.callStraight(call); err == nil {
+		if l.peer.takes(call) {
+			err = l.peerStraight(call)
+		} else {
+			err = l.callStraight(call)
+		}
+		if err == nil {
 			u.cameBack()
 		}
 	}
@@ -81,6 +86,13 @@ func (l *library) issueStraight(call *Call) error {
 	c.calls.Add(1)
 	c.staged.Add(call.Send.Len + call.Recv.Len)
 	return nil
+}
+
+func (l *library) peerStraight(call *Call) error {
+	if l.ending.Load() {
+		return l.over()
+	}
+	return l.peer.enqueue(call)
 }
 
 // callStraight is the call itself.

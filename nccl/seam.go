@@ -21,6 +21,7 @@ const (
 	Local                  // straight, by Comm.Register
 	Graph                  // straight, registered by the capture
 	Window                 // straight, and at the same offsets on every rank
+	Peer                   // through memory that all ranks have mapped: small calls of a GPU library, where no mode is demanded
 )
 
 func (m Mode) String() string {
@@ -33,6 +34,8 @@ func (m Mode) String() string {
 		return "graph"
 	case Window:
 		return "window"
+	case Peer:
+		return "peer"
 	}
 	return fmt.Sprintf("mode %d", uint8(m))
 }

@@ -60,7 +60,7 @@ func (c *Comm) Shrink(ctx context.Context, exclude []int) (*Comm, error) {
 	if c.failed.Load() != nil {
 		c.waitEnded() // its abort comes first
 	}
-	set := Config{Name: shrunkName(c.name, leave), Timeout: c.timeout, Check: c.check}
+	set := Config{Name: shrunkName(c.name, leave), Timeout: c.timeout, Check: c.check, NoPeer: c.noPeer}
 	for r, j := range c.ranks {
 		if !slices.Contains(leave, r) {
 			set.Ranks = append(set.Ranks, j)

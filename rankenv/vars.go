@@ -59,6 +59,7 @@ var Vars = []Var{
 	{"GLOO_SOCKET_IFNAME", ByDefault, "PyTorch's Gloo: the same interface"},
 
 	{"GORUN_DEVICE", ByUser, "device of the rank: host, an index or a UUID; gorun sets it where it places ranks on devices"},
+	{"GORUN_PEER", ByUser, "off: small collectives of a GPU library go by it, not by peer memory (nccl.Config.NoPeer); default auto"},
 	{"GORUN_WINDOWS", ByUser, "off: captures make no windows unasked (graphs.NoWindows); default auto"},
 	{"GORUN_CUDA_LIB", ByUser, "file of NVIDIA's driver library, instead of libcuda.so.1 where it is found"},
 	{"GORUN_NCCL_LIB", ByUser, "file of NVIDIA's NCCL, instead of libnccl.so.2 where it is found"},

@@ -20,7 +20,7 @@ Measures small eager collectives in many short rounds, interleaved, and writes:
   raw.tar.gz             what each program printed
 
 Conditions: ours (gorun-bench as it is), nopreempt (GODEBUG=asyncpreemptoff=1), nogc (GOGC=off), procs1 and procs2
-(GOMAXPROCS), trust (ranks do not look at each other's calls), plain (memory that is not nccl.Alloc's),
+(GOMAXPROCS), library (GORUN_PEER=off: all calls by the library), trust (ranks do not look at each other's calls), plain (memory that is not nccl.Alloc's),
 bound (gorun --bind-to core), go (nccl.test: the library's function alone, from Go, beside package nccl),
 c and c-nccl (the same loop in C, with the driver's and with the library's memory), tests (nccl-tests as mpirun
 starts it), tests-free (mpirun --bind-to none), queue1 and tests-queue1 (CUDA_DEVICE_MAX_CONNECTIONS=1).
@@ -42,7 +42,7 @@ TEXT
 }
 
 np=2 rounds=15 causes=7 seconds=450 out=eager-results tests=unset test=''
-known="ours nopreempt nogc procs1 procs2 trust plain bound go c c-nccl tests tests-free queue1 tests-queue1"
+known="ours library nopreempt nogc procs1 procs2 trust plain bound go c c-nccl tests tests-free queue1 tests-queue1"
 conditions=${known// /,}
 parse "$@"
 for n in "$np" "$rounds" "$seconds"; do
@@ -121,6 +121,7 @@ condition() { # ROUND NAME
 	local file=$out/causes/$1.$2
 	case $2 in
 	ours) ours "$file" all-reduce ;;
+	library) GORUN_PEER=off ours "$file" all-reduce ;;
 	nopreempt) GODEBUG=asyncpreemptoff=1 ours "$file" all-reduce ;;
 	nogc) GOGC=off ours "$file" all-reduce ;;
 	procs1) GOMAXPROCS=1 ours "$file" all-reduce ;;

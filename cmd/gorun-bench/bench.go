@@ -23,6 +23,7 @@ type bencher struct {
 	dev     *cuda.Device
 	stream  *cuda.Stream
 	comm    *nccl.Comm
+	library *nccl.Comm // for all modes but auto: all calls go by the library, by whatever mode
 	out     *report
 	on      *progress
 	checked int // measurements
@@ -40,6 +41,14 @@ var (
 	typeNames = []string{"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32", "float64"}
 )
 
+// commOf is the communicator that a series is measured on.
+func (b *bencher) commOf(s series) *nccl.Comm {
+	if s.mode == "auto" {
+		return b.comm
+	}
+	return b.library
+}
+
 // measure goes through all series.
 func measure[T cuda.Element](ctx context.Context, b *bencher) error {
 	elem := uint64(cuda.DTypeOf[T]().Size())
@@ -49,9 +58,9 @@ func measure[T cuda.Element](ctx context.Context, b *bencher) error {
 	last := ""
 	for _, s := range b.series() {
 		sizes := b.shaped(s.op, elem, b.comm.Size())
-		if s.op != last {
-			last = s.op
-			if err := heat[T](ctx, b, s.op, slices.Max(sizes)); err != nil {
+		if by := s.op + fmt.Sprint(s.mode == "auto"); by != last {
+			last = by
+			if err := heat[T](ctx, b, s, slices.Max(sizes)); err != nil {
 				return fmt.Errorf("warm up %s: %w", s.op, err)
 			}
 		}
@@ -83,11 +92,14 @@ func measureSeries[T cuda.Element](ctx context.Context, b *bencher, s series, si
 }
 
 // heat makes untimed calls of the largest size before the first, as nccl-tests do: a GPU that has had nothing to do runs slowly at first.
-func heat[T cuda.Element](ctx context.Context, b *bencher, op string, size uint64) (err error) {
+func heat[T cuda.Element](ctx context.Context, b *bencher, of series, size uint64) (err error) {
 	if b.warmUp == 0 || b.dev.Platform() == cuda.Host {
 		return nil
 	}
-	s := series{op: op, mode: "plain"}
+	s := series{op: of.op, mode: "plain"}
+	if of.mode == "auto" {
+		s.mode = of.mode
+	}
 	m, err := newMemory[T](ctx, b, s, size)
 	if err != nil {
 		return err
@@ -195,7 +207,7 @@ func (m *memory[T]) open(ctx context.Context, b *bencher, s series, first, n int
 	if s.mode != "local" && !eagerWindow {
 		return all, nil
 	}
-	reg, err := b.comm.Register(buf.Memory())
+	reg, err := b.commOf(s).Register(buf.Memory())
 	if err != nil {
 		return all, err
 	}
@@ -203,12 +215,12 @@ func (m *memory[T]) open(ctx context.Context, b *bencher, s series, first, n int
 	if !eagerWindow {
 		return all, nil
 	}
-	win, err := b.comm.Window(ctx, buf.All().Range())
+	win, err := b.commOf(s).Window(ctx, buf.All().Range())
 	if err != nil {
 		return all, err
 	}
 	if win == nil {
-		if _, why := b.comm.WindowSupport(); why != "" {
+		if _, why := b.commOf(s).WindowSupport(); why != "" {
 			return all, fmt.Errorf("%w: %s", errNoWindow, why)
 		}
 		return all, fmt.Errorf("%w: another rank's platform has none", errNoWindow)
@@ -234,7 +246,7 @@ type call[T cuda.Element] struct {
 
 // issue enqueues call i of a round or graph.
 func (c *call[T]) issue(i int, s *cuda.Stream) error {
-	comm := c.b.comm
+	comm := c.b.commOf(c.s)
 	i %= len(c.m.send)
 	send, recv := c.m.send[i], c.m.recv[i]
 	switch c.s.op {
@@ -260,7 +272,7 @@ var captureModes = map[string]nccl.Mode{"plain": nccl.Plain, "local": nccl.Local
 
 // capture puts n of the call into a graph that runs in the series' mode.
 func (c *call[T]) capture(ctx context.Context, n int) (*graphs.Graph, error) {
-	opts := []graphs.Option{graphs.Comms(c.b.comm), graphs.Name(c.s.op)}
+	opts := []graphs.Option{graphs.Comms(c.b.commOf(c.s)), graphs.Name(c.s.op)}
 	if mode, ok := captureModes[c.s.mode]; ok {
 		opts = append(opts, graphs.Require(mode))
 	}
@@ -303,7 +315,7 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 		if failed != nil {
 			return p, failed
 		}
-		defer func() { err = errors.Join(err, b.release(ctx, g)) }()
+		defer func() { err = errors.Join(err, b.release(ctx, c.s, g)) }()
 		p.mode, p.reason = modesOf(g), g.Calls()[0].Reason
 		enqueue, perCall, most = func(int) error { return g.Launch(b.stream) }, b.perGraph, b.launches
 	}
@@ -391,11 +403,11 @@ func modesOf(g *graphs.Graph) string {
 }
 
 // release closes a graph and has its registrations given back, so that the next size begins as this one did.
-func (b *bencher) release(ctx context.Context, g *graphs.Graph) error {
+func (b *bencher) release(ctx context.Context, s series, g *graphs.Graph) error {
 	if err := g.Close(); err != nil {
 		return err
 	}
-	return b.comm.Drain(ctx)
+	return b.commOf(s).Drain(ctx)
 }
 
 // roundLength is how many calls of so many microseconds fit into the limit: at least one, at most n.

@@ -637,7 +637,8 @@ func TestLibrary(t *testing.T) {
 		}
 		return all
 	}
-	check := func(t *testing.T, got []line, sizes int) {
+	// used are the modes of captured calls of mode auto: of collectives, and of messages.
+	check := func(t *testing.T, got []line, sizes int, used ...string) {
 		c, err := parse(nil)
 		if err != nil {
 			t.Fatal(err)
@@ -647,24 +648,25 @@ func TestLibrary(t *testing.T) {
 		}
 		for _, l := range got {
 			if l.Wrong == nil || *l.Wrong != 0 || !strings.HasPrefix(l.Library, "NCCL 2.") || l.Path == "" || l.Driver == "" || l.Device == "host" ||
-				(l.Mode == "auto" && l.Calls == "captured") != (l.Reason != "" && slices.Contains([]string{"graph", "window"}, l.Used)) {
+				(l.Mode == "auto" && l.Calls == "captured") != (l.Reason != "" && (slices.Contains(used, l.Used) || l.Op == "sendrecv" && l.Used == "graph")) {
 				t.Errorf("%+v", l)
 			}
 		}
 	}
-	t.Run("fake", func(t *testing.T) {
-		var env []string
-		const size = 4096 // what stands for the library does nothing else for large buffers
-		if os.Getenv(onLibrary) == "" {
-			driver := dltest.Build(t, "../../cuda/testdata/driver.c", "libcuda.so.1", "-lpthread")
-			library := dltest.Build(t, "../../nccl/testdata/nccl.c", "libnccl.so.2", "-lpthread", "-ldl")
-			env = []string{"GORUN_TEST_FAKE=1", "GORUN_CUDA_LIB=" + driver, "GORUN_NCCL_LIB=" + library, "FAKE_DEVICES=2"}
+	const size = 4096 // what stands for the library does nothing else for large buffers
+	fake := func(t *testing.T, env ...string) []string {
+		if os.Getenv(onLibrary) != "" {
+			return nil // a rank: it has the paths
 		}
-		check(t, run(t, size, env...), 1)
-	})
+		driver := dltest.Build(t, "../../cuda/testdata/driver.c", "libcuda.so.1", "-lpthread")
+		library := dltest.Build(t, "../../nccl/testdata/nccl.c", "libnccl.so.2", "-lpthread", "-ldl")
+		return append(env, "GORUN_TEST_FAKE=1", "GORUN_CUDA_LIB="+driver, "GORUN_NCCL_LIB="+library, "FAKE_DEVICES=2")
+	}
+	t.Run("fake", func(t *testing.T) { check(t, run(t, size, fake(t, "GORUN_PEER=off")...), 1, "graph", "window") })
+	t.Run("peer memory", func(t *testing.T) { check(t, run(t, size, fake(t, "GORUN_PEER=auto")...), 1, "peer") })
 	t.Run("GPU", func(t *testing.T) {
 		needGPUs(t, 2)
-		check(t, run(t, 1<<20, dltest.GPUEnv()...), 3)
+		check(t, run(t, 1<<20, dltest.GPUEnv()...), 3, "graph", "window")
 	})
 }
 

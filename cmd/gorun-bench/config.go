@@ -22,7 +22,9 @@ What to measure:
   -op LIST       all-reduce, all-gather, reduce-scatter, broadcast, sendrecv (default: all)
   -mode LIST     how calls reach the buffers (default: all):
                    auto    memory of nccl.Alloc and nothing else said: what the runtime does by
-                           itself; captured calls show the mode that it has chosen
+                           itself; captured calls show the mode that it has chosen ("peer": by a
+                           kernel of package nccl, as small eager calls then, too; the other modes
+                           are always the library's)
                    plain   memory that is not registered
                    local   registered by Comm.Register
                    graph   registered by the capture; captured calls only

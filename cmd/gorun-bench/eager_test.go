@@ -49,7 +49,7 @@ func TestEager(t *testing.T) {
 	for _, name := range strings.Fields("tests tests-free tests-queue1") {
 		want[name] = "1 8.00 (8.00-8.00) -"
 	}
-	for _, name := range strings.Fields("ours nopreempt nogc procs1 procs2 trust plain bound queue1") {
+	for _, name := range strings.Fields("ours library nopreempt nogc procs1 procs2 trust plain bound queue1") {
 		want[name] = "2 6.00 (2.00-10.00) -" // this gorun-bench always says both kinds of calls
 	}
 	if d := cmp.Diff(got, want); d != "" {

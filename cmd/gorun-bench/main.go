@@ -120,10 +120,18 @@ func newBencher(ctx context.Context, job *bootstrap.Job, c *config, stdout, stde
 		return nil, nil, err
 	}
 	open = append(open, b.stream)
-	if b.comm, err = nccl.InitConfig(ctx, job, b.dev, &nccl.Config{Check: c.compare}); err != nil {
+	auto := slices.Contains(c.modes, "auto")
+	if b.comm, err = nccl.InitConfig(ctx, job, b.dev, &nccl.Config{Check: c.compare, NoPeer: !auto}); err != nil {
 		return nil, nil, err
 	}
 	open = append(open, b.comm)
+	b.library = b.comm
+	if _, ok := b.comm.Library(); ok && auto && len(c.modes) > 1 {
+		if b.library, err = nccl.InitConfig(ctx, job, b.dev, &nccl.Config{Name: "library", Check: c.compare, NoPeer: true}); err != nil {
+			return nil, nil, err
+		}
+		open = append(open, b.library)
+	}
 	b.out = newReport(stdout, c, b.dev, b.comm)
 	return b, closeAll, nil
 }

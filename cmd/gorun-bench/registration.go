@@ -190,7 +190,7 @@ func (k *checker) open(ctx context.Context) (err error) {
 	if k.stream, err = k.dev.NewStream(); err != nil {
 		return err
 	}
-	if k.comm, err = nccl.Init(ctx, k.job, k.dev); err != nil {
+	if k.comm, err = nccl.InitConfig(ctx, k.job, k.dev, &nccl.Config{NoPeer: true}); err != nil {
 		return err
 	}
 	if info, ok := k.comm.Library(); ok {

@@ -243,28 +243,30 @@ static void put_line(u64 p, u64 x, u32 flag) {
 	__atomic_store_n((u64 *)p + 1, x >> 32 | (u64)flag << 32, __ATOMIC_RELEASE);
 }
 /* peer_usable says whether the memory of this rank is all there; that of the others see peer_slot. */
-static int peer_usable(const struct gorun_peer_args *a, u32 blocks) {
+static int peer_usable(const struct gorun_peer_args *a) {
 	u64 all = a->bytes * a->ranks;
-	return usable(a->stop, 4) && usable(a->counts, 4 * (u64)blocks) && usable(a->send, a->op == REDUCE_SCATTER ? all : a->bytes) &&
+	return usable(a->stop, 4) && usable(a->counts, 4 * (PEER_BLOCKS + 1)) && usable(a->send, a->op == REDUCE_SCATTER ? all : a->bytes) &&
 	       ((a->op == REDUCE && a->rank != a->root) || usable(a->recv, a->op == ALL_GATHER ? all : a->bytes));
 }
 /* get_line waits for a line, without L; 0 if the communicator or the context has failed meanwhile. */
-static int get_line(const struct gorun_peer_args *a, u32 blocks, u64 p, u64 *x, u32 flag) {
+static int get_line(const struct gorun_peer_args *a, u64 p, u64 *x, u32 flag) {
 	for (int spins = 0;; spins++) {
 		u64 lo = __atomic_load_n((u64 *)p, __ATOMIC_ACQUIRE), hi = __atomic_load_n((u64 *)p + 1, __ATOMIC_ACQUIRE);
 		if (lo >> 32 == flag && hi >> 32 == flag) {
 			*x = (u32)lo | hi << 32;
-			return 1;
+			return peer_usable(a);
 		}
-		if (*(volatile u32 *)a->stop)
+		if (*(volatile u32 *)a->stop) {
+			((u32 *)a->counts)[PEER_BLOCKS] = 1;
 			return 0;
+		}
 		unlock(0);
 		if (spins < 64)
 			sched_yield();
 		else
 			usleep(50);
 		lock();
-		if (sticky || !usable(p, 16) || !peer_usable(a, blocks))
+		if (sticky || !usable(p, 16) || !usable(a->counts, 4 * (PEER_BLOCKS + 1)) || !usable(a->stop, 4))
 			return 0;
 	}
 }
@@ -291,9 +293,9 @@ static u64 peer_slot(const struct gorun_peer_args *a, int to, int sender, u32 bl
 static void peer(const struct gorun_peer_args *a, u32 blocks) {
 	int scatter = a->op == REDUCE_SCATTER, rooted = a->op == REDUCE || a->op == BROADCAST, root = a->rank == a->root;
 	int writes = a->op != REDUCE || root;
-	if (!peer_usable(a, blocks))
-		return;
 	u32 *counts = (u32 *)a->counts;
+	if (!usable(a->counts, 4 * (PEER_BLOCKS + 1)) || counts[PEER_BLOCKS] || !peer_usable(a))
+		return;
 	for (u32 block = 0; block < blocks; block++) {
 		u64 from = (u64)block * a->per, mine = peer_mine(a, block);
 		u32 flag = counts[block] + 1;
@@ -321,7 +323,7 @@ static void peer(const struct gorun_peer_args *a, u32 blocks) {
 					v[r] = load_line(a->send + (scatter ? (u64)r * a->bytes : 0), from + i, a->bytes);
 				else if (!rooted || (a->op == BROADCAST ? r == a->root : root) || i == 0) {
 					u64 slot = peer_slot(a, a->rank, r, block, flag);
-					if (!slot || !get_line(a, blocks, slot + i * 16, &v[r], flag))
+					if (!slot || !get_line(a, slot + i * 16, &v[r], flag))
 						return;
 				}
 			}

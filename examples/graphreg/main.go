@@ -63,7 +63,8 @@ func graphReg(ctx context.Context, job *bootstrap.Job, n int, stdout io.Writer) 
 		return err
 	}
 	defer stream.Close()
-	comm, err := nccl.Init(ctx, job, dev)
+	// Small calls go by the library, too: they would need no registration otherwise.
+	comm, err := nccl.InitConfig(ctx, job, dev, &nccl.Config{NoPeer: true})
 	if err != nil {
 		return err
 	}

@@ -84,10 +84,18 @@ func Parallel(t *testing.T) {
 	}
 }
 
+// LibraryOnly has a test's ranks make small collectives by their library, too, as most tests of the way to it want. With GORUN_TEST_PEER=1 they run as they come.
+func LibraryOnly() []string {
+	if os.Getenv("GORUN_TEST_PEER") != "" {
+		return nil
+	}
+	return []string{"GORUN_PEER=off"}
+}
+
 // GPUEnv is the environment of a test's ranks on GPUs. NVLink multicast stays off, unless the caller's environment says otherwise: it needs more
 // of the machine than a test may ask for.
 func GPUEnv() []string {
-	env := []string{"NVSHMEM_DISABLE_NVLS=1"}
+	env := append(LibraryOnly(), "NVSHMEM_DISABLE_NVLS=1")
 	if _, set := os.LookupEnv("NCCL_NVLS_ENABLE"); !set {
 		env = append(env, "NCCL_NVLS_ENABLE=0")
 	}

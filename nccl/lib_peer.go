@@ -1,0 +1,479 @@
+package nccl
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/cuda"
+)
+
+// Small collectives by peer memory.
+//
+// The library's way to enqueue a call costs more than a small call itself, captured or not. So between ranks whose devices reach each other's memory directly, small collectives
+// are one kernel of this package (peer.cu): each rank stores its message in the others' memory, and reads what they have stored in its own. 2 ranks on H200 joined by NVLink,
+// all-reduce, µs a call, this and NCCL 2.28.3: 8 bytes 3.6 and 9.4, captured 2.2 and 5.8; 64 KiB 4.2 and 9.8, captured 3.2 and 7.0; 256 KiB 6.0 and 11, captured 4.8 and 8.2.
+//
+// Which calls take it depends on what is equal on all members: the operation, type, reduction and count, never on memory or streams. So they agree without a word. What
+// the ledgers compare, watch and tell is the same for both ways.
+//
+// A communicator's kernels run one after the other, in one order on all members: lib_order.go orders the streams from the start, and a capture's are ordered here.
+
+//go:embed peer.ptx
+var peerPTX string
+
+const (
+	peerVar    = "GORUN_PEER"
+	peerBlocks = 64 // of a launch at most, as in peer.cu
+	peerRanks  = 8  // of a communicator at most, as in peer.cu
+	peerLine   = 8  // bytes of data in a line of 16
+	// peerMost is how many bytes a rank sends to all others together at most: up to there the kernel was faster between 2 ranks, at every size. More ranks share it.
+	peerMost = 512 << 10
+	// peerWait is for kernels that were let go at the end of a communicator.
+	peerWait = 2 * time.Second
+	// peerSwap is for getting the others' buffers, which are there.
+	peerSwap = 10 * time.Second
+)
+
+// peerArgs is gorun_peer_args of peer.cu.
+type peerArgs struct {
+	send, recv        uint64
+	bytes             uint64
+	counts            uint64
+	stop              uint64
+	bufs              [peerRanks]uint64
+	rank, ranks, root int32
+	op, red, typ      int32
+	per, capacity     int32
+}
+
+// peerWay is a communicator's buffers for it. It is guarded by library.mu from the start on.
+type peerWay struct {
+	l     *library
+	why   string // why there is none, "" where there is
+	limit uint64 // bytes of a part, up to which calls take it; 0: none do
+
+	loaded   chan struct{} // closed when kernel and loadErr are there; nil where nothing is loaded
+	kernel   *cuda.RawKernel
+	loadErr  error
+	own      *cuda.Memory // what the others write into
+	withdraw func()       // of own, until the others have it
+	theirs   []*cuda.Imported
+	args     peerArgs // of the next call
+	items    int64    // an argument that the kernel does not read
+	params   [2]unsafe.Pointer
+	calls    uint64 // enqueued or captured
+
+	hmu  sync.Mutex   // innermost; guards stop, which who fails the communicator sets
+	stop *cuda.Pinned // one word; not 0: kernels that wait give up
+
+	// The stream of the last call in a capture.
+	capture *cuda.Capture
+	at      *cuda.Stream
+	event   *cuda.Event
+}
+
+// peerOffer is what the members tell each other.
+type peerOffer struct {
+	Why    string `json:",omitempty"`
+	Device string `json:",omitempty"`
+	Linked int    `json:",omitempty"` // how many devices it sees, if each two of them are joined by NVLink
+}
+
+// peerLimit is the greatest part, in bytes, that a rank of so many sends to each other one.
+func peerLimit(ranks int) uint64 {
+	limit := uint64(peerMost)
+	for limit*uint64(ranks-1) > peerMost {
+		limit /= 2
+	}
+	return limit
+}
+
+// peerShape is how a part is laid out: lines a block, blocks, and threads of each.
+func peerShape(bytes uint64) (per, blocks, threads int) {
+	lines := int((bytes + peerLine - 1) / peerLine)
+	per = max(128, (lines+peerBlocks-1)/peerBlocks)
+	blocks = (lines + per - 1) / per
+	threads = (min(per, lines, 512) + 31) / 32 * 32
+	return per, blocks, threads
+}
+
+// beginPeer loads the kernel meanwhile: the driver makes code of it, 0.07 s on the first time of a machine.
+func (l *library) beginPeer(off bool) {
+	p := &l.peer
+	p.l = l
+	if p.why = l.noPeer(off); p.why != "" {
+		return
+	}
+	p.loaded = make(chan struct{})
+	go func() {
+		defer close(p.loaded)
+		p.kernel, p.loadErr = l.c.dev.LoadPTX("gorun_peer", peerPTX)
+	}()
+}
+
+// noPeer is why this rank, for itself, has no such way.
+func (l *library) noPeer(off bool) string {
+	c := l.c
+	switch set := os.Getenv(peerVar); {
+	case off:
+		return "the program wants none (Config.NoPeer)"
+	case set == "off":
+		return peerVar + "=off"
+	case set != "" && set != "auto":
+		return fmt.Sprintf("%s=%q: want auto or off", peerVar, set)
+	case c.dev.Platform() != cuda.CUDA:
+		return fmt.Sprintf("written for CUDA, this is a %s device", c.dev.Platform())
+	case len(c.ranks) > peerRanks:
+		return fmt.Sprintf("there are %d ranks, more than %d", len(c.ranks), peerRanks)
+	case c.job.InProcess():
+		return "its ranks are in one process"
+	case c.spansHosts():
+		return "its ranks are on several hosts"
+	}
+	return ""
+}
+
+// openPeer meets the others when all have the communicator. What this rank lacks is no error: then nobody has it.
+func (l *library) openPeer(ctx context.Context) error {
+	p := &l.peer
+	own := peerOffer{Why: p.why, Device: deviceID(l.c)}
+	if n, linked := l.c.dev.Linked(); linked {
+		own.Linked = n
+	}
+	if own.Why == "" {
+		if err := p.make(); err != nil {
+			own.Why = err.Error()
+		}
+	}
+	offers, err := p.meet(ctx, own)
+	if err != nil {
+		return err
+	}
+	if p.why == "" {
+		p.why = apart(offers)
+	}
+	if p.why == "" {
+		var done peerOffer
+		if err := p.swap(ctx); err != nil {
+			done.Why = err.Error()
+		}
+		if _, err := p.meet(ctx, done); err != nil {
+			return err
+		}
+	}
+	if p.why != "" {
+		p.release()
+		return nil
+	}
+	return p.begin()
+}
+
+// meet tells the others, and takes the first member's reason as everybody's.
+func (p *peerWay) meet(ctx context.Context, own peerOffer) ([]peerOffer, error) {
+	c := p.l.c
+	b, err := json.Marshal(own)
+	if err != nil {
+		panic(err) // strings
+	}
+	all, err := c.group.Meet(ctx, b, "init of communicator "+c.name)
+	if err != nil {
+		return nil, err
+	}
+	offers := make([]peerOffer, len(all))
+	for r, b := range all {
+		if err := json.Unmarshal(b, &offers[r]); err != nil {
+			return nil, fmt.Errorf("rank %d: what it says about its memory: %w", r, err)
+		}
+	}
+	if r := slices.IndexFunc(offers, func(o peerOffer) bool { return o.Why != "" }); r >= 0 && p.why == "" {
+		p.why = fmt.Sprintf("rank %d: %s", r, offers[r].Why)
+	}
+	return offers, nil
+}
+
+// apart is what speaks against it of where the ranks' devices are: without NVLink it was not measured.
+func apart(offers []peerOffer) string {
+	devices := map[string]bool{}
+	for _, o := range offers {
+		devices[o.Device] = true
+	}
+	for r, o := range offers {
+		if len(devices) > 1 && o.Linked < len(devices) {
+			return fmt.Sprintf("it is not known on rank %d that the devices of all ranks are joined by NVLink, and without it was not measured", r)
+		}
+	}
+	return ""
+}
+
+// make makes what this rank has for itself.
+func (p *peerWay) make() error {
+	<-p.loaded
+	if p.loadErr != nil {
+		return p.loadErr
+	}
+	c := p.l.c
+	n, most := len(c.ranks), peerLimit(len(c.ranks))
+	per, _, _ := peerShape(most)
+	own, err := c.dev.Alloc(uint64(2*n*peerBlocks*per)*16, cuda.Shareable)
+	if err != nil {
+		return err
+	}
+	p.own = own
+	fd, err := own.ExportFD()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if p.withdraw, err = c.job.Export(p.key(), bootstrap.Handle{FD: fd}); err != nil {
+		return err
+	}
+	if p.stop, err = c.dev.AllocPinned(4); err != nil {
+		return err
+	}
+	if p.event, err = c.dev.NewEvent(); err != nil {
+		return err
+	}
+	p.args = peerArgs{stop: uint64(p.stop.Pointer()), rank: int32(c.rank), ranks: int32(n), capacity: int32(per)}
+	p.args.bufs[c.rank] = uint64(uintptr(own.Pointer()))
+	p.params = [2]unsafe.Pointer{unsafe.Pointer(&p.args), unsafe.Pointer(&p.items)}
+	// Nobody writes where a rank would for itself: its counts are there.
+	p.args.counts = p.args.bufs[c.rank] + uint64(c.rank*peerBlocks*per)*16
+	return nil
+}
+
+// swap maps the others' buffers.
+func (p *peerWay) swap(ctx context.Context) error {
+	c := p.l.c
+	ctx, done := context.WithTimeout(ctx, peerSwap)
+	defer done()
+	for r, j := range c.ranks {
+		if r == c.rank {
+			continue
+		}
+		h, err := c.job.Import(ctx, j, p.key())
+		if err != nil {
+			return err
+		}
+		m, err := c.dev.ImportFD(h.FD, p.own.Size())
+		unix.Close(h.FD)
+		if err != nil {
+			return fmt.Errorf("map the memory of rank %d: %w", r, err)
+		}
+		p.theirs = append(p.theirs, m)
+		p.args.bufs[r] = uint64(m.Pointer())
+	}
+	return nil
+}
+
+// begin is the end of the making: from now on calls take it, in one order whatever their streams.
+func (p *peerWay) begin() error {
+	p.withdrawn()
+	l := p.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, s, err := l.ownStream()
+	if err == nil {
+		err = l.comeHome(s)
+	}
+	if err != nil {
+		return err
+	}
+	p.limit = peerLimit(len(l.c.ranks))
+	return nil
+}
+
+// takes reports whether a call goes this way.
+func (p *peerWay) takes(call *Call) bool {
+	if p.limit == 0 || call.Op > OpReduceScatter || call.Op.reduces() && (call.Red > Max || call.Type > cuda.Float64DType) {
+		return false
+	}
+	return call.Count*uint64(call.Type.Size()) <= p.limit
+}
+
+// takesAll reports whether all collectives of a call or group do: only then they do.
+func (p *peerWay) takesAll(calls []Call) bool {
+	if p.limit == 0 {
+		return false
+	}
+	for i := range calls {
+		if calls[i].Op.p2p() || !p.takes(&calls[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// enqueue launches the kernel of a call. The turn of its stream has come.
+func (p *peerWay) enqueue(call *Call) error {
+	if call.Count == 0 {
+		return nil // all members drop it
+	}
+	p.calls++
+	a := &p.args
+	a.send, a.recv = uint64(uintptr(call.Send.Pointer())), uint64(uintptr(call.Recv.Pointer()))
+	if a.send == 0 {
+		a.send = a.recv
+	}
+	a.bytes = call.Count * uint64(call.Type.Size())
+	a.root, a.op, a.red, a.typ = call.Root, int32(call.Op), int32(call.Red), int32(call.Type)
+	per, blocks, threads := peerShape(a.bytes)
+	a.per = int32(per)
+	p.items = int64(blocks * threads)
+	return p.kernel.Launch(call.Stream, blocks, threads, p.params[:])
+}
+
+// doPeer issues the calls of a group, one after the other.
+func (l *library) doPeer(calls []Call, mode Mode) error {
+	if len(calls) == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.unlock()
+	for i := range calls {
+		call := &calls[i]
+		var u *use
+		var err error
+		if mode == 0 {
+			u, err = l.used(call.Stream, call.Op, call.Seq)
+		} else {
+			err = l.peer.turn(call.Stream)
+		}
+		if err == nil && l.ending.Load() {
+			err = l.over()
+		}
+		if err == nil {
+			err = l.peer.enqueue(call)
+		}
+		if err != nil {
+			return err
+		}
+		if u != nil {
+			u.cameBack()
+		}
+	}
+	return nil
+}
+
+// turn orders the streams of one capture.
+func (p *peerWay) turn(s *cuda.Stream) error {
+	c := s.Capture()
+	if p.capture == c && p.at != s {
+		if err := errors.Join(p.at.Record(p.event), s.Wait(p.event)); err != nil {
+			return fmt.Errorf("order it behind the capture's last operation: %w", err)
+		}
+	}
+	p.capture, p.at = c, s
+	return nil
+}
+
+// letGo ends kernels that wait for other members.
+func (p *peerWay) letGo() {
+	p.hmu.Lock()
+	defer p.hmu.Unlock()
+	if p.stop != nil {
+		atomic.StoreUint32(&p.stop.Words()[0], 1)
+	}
+}
+
+// end gives the buffers back when this rank's kernels have ended; false where they have not: then it leaves everything.
+func (p *peerWay) end() bool {
+	if p.limit > 0 {
+		if p.l.c.failed.Load() != nil {
+			p.letGo()
+		}
+		if !p.idle() {
+			p.letGo()
+			if !p.idle() && p.l.c.dev.Err() == nil { // of a lost device nothing is used any more
+				return false
+			}
+		}
+	}
+	p.release()
+	return true
+}
+
+// idle waits until nothing of the communicator is enqueued here any more.
+func (p *peerWay) idle() bool {
+	l := p.l
+	l.mu.Lock()
+	_, s, err := l.ownStream()
+	if err == nil {
+		err = l.comeHome(s)
+	}
+	l.mu.Unlock()
+	if err != nil {
+		return false
+	}
+	for start := time.Now(); ; time.Sleep(20 * time.Microsecond) {
+		switch done, err := s.Query(); {
+		case err != nil:
+			return false
+		case done:
+			return true
+		case time.Since(start) > peerWait:
+			return false
+		}
+	}
+}
+
+func (p *peerWay) withdrawn() {
+	if p.withdraw != nil {
+		p.withdraw()
+		p.withdraw = nil
+	}
+}
+
+// key is the name by which the others get this communicator's buffers.
+func (p *peerWay) key() string { return "nccl peer memory of " + p.l.c.key }
+
+// release gives back what was made. The others may still have this rank's buffer mapped: the driver keeps its memory as long.
+func (p *peerWay) release() {
+	if p.loaded != nil {
+		<-p.loaded
+	}
+	p.limit = 0
+	for _, m := range p.theirs {
+		m.Close()
+	}
+	p.theirs = nil
+	p.withdrawn()
+	if p.own != nil {
+		p.own.Free()
+		p.own = nil
+	}
+	if p.event != nil {
+		p.event.Close()
+		p.event = nil
+	}
+	p.hmu.Lock()
+	defer p.hmu.Unlock()
+	if p.stop != nil {
+		p.stop.Close()
+		p.stop = nil
+	}
+}
+
+func (p *peerWay) String() string {
+	if p.why != "" {
+		return "no: " + p.why
+	}
+	return fmt.Sprintf("yes: collectives of up to %s a rank, of sum, product, least and greatest, by a kernel of this package (%s=off, Config.NoPeer: none)", bytesText(p.limit), peerVar)
+}
+
+// ByPeer reports whether the collectives of a captured call, or group, go by peer memory if the capture demands no mode. Equal on all members. For libraries.
+func (c *Comm) ByPeer(calls []Call) bool {
+	l, ok := c.be.(*library)
+	return ok && l.peer.takesAll(calls)
+}
