@@ -58,7 +58,7 @@ func ByPeerCalls(c *Comm) uint64 {
 }
 
 // PeerMost is the largest part that goes by peer memory; 0: none does.
-func PeerMost(c *Comm) int { return int(c.be.(*library).peer.limit) }
+func PeerMost(c *Comm) int { return int(c.be.(*library).peer.limit.Load()) }
 
 // BreakPeer makes the next launch by peer memory fail.
 func BreakPeer(c *Comm) { c.be.(*library).peer.args.capacity = 0 }

@@ -61,8 +61,8 @@ type peerArgs struct {
 // peerWay is a communicator's buffers for it. It is guarded by library.mu from the start on.
 type peerWay struct {
 	l     *library
-	why   string // why there is none, "" where there is
-	limit uint64 // bytes of a part, up to which calls take it; 0: none do
+	why   string        // why there is none, "" where there is
+	limit atomic.Uint64 // bytes of a part, up to which calls take it; 0: none do
 
 	loaded   chan struct{} // closed when kernel and loadErr are there; nil where nothing is loaded
 	kernel   *cuda.RawKernel
@@ -177,7 +177,9 @@ func (l *library) openPeer(ctx context.Context) error {
 		p.release()
 		return nil
 	}
-	return p.begin()
+	p.limit.Store(peerLimit(len(l.c.ranks)))
+	p.withdrawn()
+	return nil
 }
 
 // meet tells the others, and takes the first member's reason as everybody's.
@@ -239,13 +241,17 @@ func (p *peerWay) make() error {
 	if p.withdraw, err = c.job.Export(p.key(), bootstrap.Handle{FD: fd}); err != nil {
 		return err
 	}
-	if p.stop, err = c.dev.AllocPinned(4); err != nil {
+	stop, err := c.dev.AllocPinned(4)
+	if err != nil {
 		return err
 	}
+	p.hmu.Lock()
+	p.stop = stop
+	p.hmu.Unlock()
 	if p.event, err = c.dev.NewEvent(); err != nil {
 		return err
 	}
-	p.args = peerArgs{stop: uint64(p.stop.Pointer()), rank: int32(c.rank), ranks: int32(n), capacity: int32(per)}
+	p.args = peerArgs{stop: uint64(stop.Pointer()), rank: int32(c.rank), ranks: int32(n), capacity: int32(per)}
 	p.args.bufs[c.rank] = uint64(uintptr(own.Pointer()))
 	p.params = [2]unsafe.Pointer{unsafe.Pointer(&p.args), unsafe.Pointer(&p.items)}
 	// Nobody writes where a rank would for itself: its counts are there.
@@ -274,12 +280,12 @@ func (p *peerWay) swap(ctx context.Context) error {
 		p.theirs = append(p.theirs, m)
 		p.args.bufs[r] = uint64(m.Pointer())
 	}
-	return nil
+	_, err := p.home()
+	return err
 }
 
-// begin is the end of the making: from now on calls take it, in one order whatever their streams.
-func (p *peerWay) begin() error {
-	p.withdrawn()
+// home has all calls in one order from now on, whatever their streams.
+func (p *peerWay) home() (*cuda.Stream, error) {
 	l := p.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -287,24 +293,21 @@ func (p *peerWay) begin() error {
 	if err == nil {
 		err = l.comeHome(s)
 	}
-	if err != nil {
-		return err
-	}
-	p.limit = peerLimit(len(l.c.ranks))
-	return nil
+	return s, err
 }
 
 // takes reports whether a call goes this way.
 func (p *peerWay) takes(call *Call) bool {
-	if p.limit == 0 || call.Op > OpReduceScatter || call.Op.reduces() && (call.Red > Max || call.Type > cuda.Float64DType) {
+	limit := p.limit.Load()
+	if limit == 0 || call.Op > OpReduceScatter || call.Op.reduces() && (call.Red > Max || call.Type > cuda.Float64DType) {
 		return false
 	}
-	return call.Count*uint64(call.Type.Size()) <= p.limit
+	return call.Count*uint64(call.Type.Size()) <= limit
 }
 
 // takesAll reports whether all collectives of a call or group do: only then they do.
 func (p *peerWay) takesAll(calls []Call) bool {
-	if p.limit == 0 {
+	if p.limit.Load() == 0 {
 		return false
 	}
 	for i := range calls {
@@ -389,7 +392,7 @@ func (p *peerWay) letGo() {
 
 // end gives the buffers back when this rank's kernels have ended; false where they have not: then it leaves everything.
 func (p *peerWay) end() bool {
-	if p.limit > 0 {
+	if p.limit.Load() > 0 {
 		if p.l.c.failed.Load() != nil {
 			p.letGo()
 		}
@@ -406,13 +409,7 @@ func (p *peerWay) end() bool {
 
 // idle waits until nothing of the communicator is enqueued here any more.
 func (p *peerWay) idle() bool {
-	l := p.l
-	l.mu.Lock()
-	_, s, err := l.ownStream()
-	if err == nil {
-		err = l.comeHome(s)
-	}
-	l.mu.Unlock()
+	s, err := p.home()
 	if err != nil {
 		return false
 	}
@@ -443,7 +440,7 @@ func (p *peerWay) release() {
 	if p.loaded != nil {
 		<-p.loaded
 	}
-	p.limit = 0
+	p.limit.Store(0)
 	for _, m := range p.theirs {
 		m.Close()
 	}
@@ -469,7 +466,7 @@ func (p *peerWay) String() string {
 	if p.why != "" {
 		return "no: " + p.why
 	}
-	return fmt.Sprintf("yes: collectives of up to %s a rank, of sum, product, least and greatest, by a kernel of this package (%s=off, Config.NoPeer: none)", bytesText(p.limit), peerVar)
+	return fmt.Sprintf("yes: collectives of up to %s a rank, of sum, product, least and greatest, by a kernel of this package (%s=off, Config.NoPeer: none)", bytesText(p.limit.Load()), peerVar)
 }
 
 // ByPeer reports whether the collectives of a captured call, or group, go by peer memory if the capture demands no mode. Equal on all members. For libraries.
