@@ -12,7 +12,8 @@
 // On a GPU the driver tells a moment after Close that the graph is gone, and NCCL lets go of what it had registered when it is driven on.
 // Comm.Drain waits for the one and does the other, without the other members; it is the same call on the host platform.
 //
-// Captured calls on small memory get NCCL's windows there without being asked, where those are faster: NoWindows says which and what that means. Replays and eager calls
+// On a GPU small collectives are a kernel of package nccl's, by memory that the ranks share, and need no registration (mode Peer; nccl.Config.NoPeer), unless a mode is demanded. Where there is
+// no such memory, captured calls on small memory get NCCL's windows there without being asked, where those are faster: NoWindows says which and what that means. Replays and eager calls
 // of one communicator come one after the other, on whichever streams they are: by events of this runtime where all ranks are on one host, for NCCL's own order takes a fifth
 // of a small captured call's time (nccl.Explain, "graph mixing"; NCCL_GRAPH_MIXING_SUPPORT=1 brings NCCL's back), else by NCCL's.
 //

@@ -23,7 +23,7 @@ func Comms(c ...*nccl.Comm) Option {
 }
 
 // Require demands that each call reaches mode or better (Plain < Graph, Local < Window); else every member's capture fails
-// with ErrMode and says why. Equal on all members. Send and Recv have no windows: a demand for Window is one for Graph there.
+// with ErrMode and says why. Equal on all members. What is demanded goes by the library on a GPU, small collectives too, which otherwise go by peer memory. Send and Recv have no windows: a demand for Window is one for Graph there.
 //
 // On the host platform Window costs nothing and is what calls get where it can be. On a GPU a capture uses windows that the program has made (Comm.Window), makes
 // small ones by itself (NoWindows), and makes the others only on this demand: for the life of the graph, and until a later demand finds no member using them.
@@ -33,7 +33,7 @@ func Require(m nccl.Mode) Option {
 
 // NoWindows has the capture make no windows, which on a GPU it otherwise does without being asked, where that is faster as far as it was measured (2 to 4 ranks, NVIDIA
 // H200): all-reduce, all-gather and reduce-scatter whose buffers both lie in memory of nccl.Alloc of at most 32 KiB each, at the same offset on all ranks. An
-// all-reduce of 8 bytes takes 0.6 x the time then. The environment variable GORUN_WINDOWS=off does so for all captures. Where one member has
+// all-reduce of 8 bytes takes 0.6 x the time then. It is for calls that do not go by peer memory, which is faster still (nccl.Config.NoPeer). The environment variable GORUN_WINDOWS=off does so for all captures. Where one member has
 // it none gets such windows. What speaks for it:
 //   - the windows belong to the memory until it is freed, for eager calls and other graphs, too, and they may be used at equal offsets on all ranks only: another use is an
 //     error that says so;

@@ -123,7 +123,7 @@ type Config struct {
 	Ranks   []int         // job ranks that are members, in order; nil: all. Only members call Init
 	Timeout time.Duration // how long Init waits for the others; default 60 s
 	Check   CheckMode     // default Watch; equal on all members
-	NoPeer  bool          // with a GPU library: small collectives go by it, too, never by peer memory
+	NoPeer  bool          // small collectives on GPUs go by the library, too, never by memory that the ranks share; where one member says so none has it
 }
 
 // CheckMode is how eager calls are compared between ranks.

@@ -1,5 +1,7 @@
 // Package nccl holds communicators: collectives, point to point, memory that can be registered, registration.
-// On the host platform its collectives are pure Go over shared memory; on GPUs the vendor's library.
+// On the host platform its collectives are pure Go over shared memory; on GPUs the vendor's library, and for
+// small collectives between up to 8 ranks of a host whose NVIDIA devices are joined by NVLink a kernel of this package, which stores straight in the other ranks' memory
+// (Config.NoPeer, GORUN_PEER=off and Explain; which calls that are, by operation, type, reduction and count, is the same on all ranks).
 //
 // A communicator's members call the same operations in the same order. Each call is enqueued on a stream and returns; where a member does
 // something else, ends, or leaves, the others get an error that names it, from the call or from the stream, instead of a hang. The first failure is
