@@ -297,8 +297,9 @@ func (d *Device) listOpen() string {
 		names = append(names, o.String())
 	}
 	// Memory, which begins with its size, last: there is most of it.
+	memory := func(name string) int { return strings.Count("0123456789", name[:1]) }
 	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(-cmp.Compare(strings.Trim(a[:1], "0123456789"), strings.Trim(b[:1], "0123456789")), strings.Compare(a, b))
+		return cmp.Or(cmp.Compare(memory(a), memory(b)), strings.Compare(a, b))
 	})
 	if n := len(names) - limit; n > 0 {
 		names = append(names[:limit], fmt.Sprintf("and %d more", n))

@@ -229,3 +229,16 @@ func TestErrorText(t *testing.T) {
 		t.Error("the cause is lost")
 	}
 }
+
+// What most of it is, memory, stands last; the rest in the order of the alphabet.
+func TestDeviceCloseListOrder(t *testing.T) {
+	d := openTest(t)
+	m := must(d.Alloc(64, Private))
+	s := must(d.NewStream())
+	e := must(d.NewEvent())
+	wantText(t, d.Close(), "still open: "+e.String()+", "+s.String()+", "+m.String())
+	check(t, m.Free())
+	check(t, e.Close())
+	check(t, s.Close())
+	check(t, d.Close())
+}

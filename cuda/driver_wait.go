@@ -129,6 +129,7 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 // failureGrace is how long a wait that has failed still waits for the device: mostly what was enqueued ends at once then, and whoever is told of a failure frees what it used.
 const failureGrace = 50 * time.Millisecond
 
+// settle is that wait. What the device says is not of interest: the wait has its error.
 func settle[P pollable](ctx context.Context, g *driverDevice, p P) {
 	for start := time.Now(); time.Since(start) < failureGrace && ctx.Err() == nil && g.dev.Err() == nil; doze(shortestNap) {
 		in, err := g.enter(true)
