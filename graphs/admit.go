@@ -194,11 +194,6 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 		return choice{}, a.differ(d)
 	}
 	m.hash = addHash(m.hash, msg.desc)
-	if peer { // on all members: they have the same calls, and demand the same
-		return a.byPeer(calls, msgs)
-	}
-
-	w := weakest(choices)
 	layouts, idle := make([][]byte, len(msgs)), make([][]byte, len(msgs))
 	for r, other := range msgs {
 		layouts[r], idle[r] = other.layout, other.idle
@@ -206,6 +201,15 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 	if err := m.c.DropWindows(idle); err != nil {
 		return choice{}, a.error(err)
 	}
+	if peer { // on all members: they have the same calls, and demand the same
+		by := choice{nccl.Peer, "small: through memory that the ranks share"}
+		for _, call := range calls {
+			cp.st.addCall(m.c, call, a.place, by)
+		}
+		return by, nil
+	}
+
+	w := weakest(choices)
 	if w.mode == nccl.Window {
 		if err := a.windows(calls, layouts, choices, neverOf(msgs)); err != nil {
 			return choice{}, err
@@ -225,22 +229,6 @@ func (a *admission) collectives(calls []nccl.Call) (choice, error) {
 		cp.st.addCall(m.c, call, a.place, choices[i])
 	}
 	return w, nil
-}
-
-// byPeer ends the admission of calls that use no registration.
-func (a *admission) byPeer(calls []nccl.Call, msgs []*message) (choice, error) {
-	idle := make([][]byte, len(msgs))
-	for r, other := range msgs {
-		idle[r] = other.idle
-	}
-	if err := a.m.c.DropWindows(idle); err != nil {
-		return choice{}, a.error(err)
-	}
-	by := choice{nccl.Peer, "small: through memory that the ranks share"}
-	for _, call := range calls {
-		a.cp.st.addCall(a.m.c, call, a.place, by)
-	}
-	return by, nil
 }
 
 // windows finds, or makes with all members, the windows of a call. Where there are none it is registered only, on all members alike. never says why none are made unasked,

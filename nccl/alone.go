@@ -79,7 +79,7 @@ func (a *alone) explains() bool                                  { return false 
 func (a *alone) deregister(_ *cuda.Memory, _ bool, hold *cuda.Hold) (after func() error) {
 	return func() error {
 		if hold != nil {
-			letGo(hold)
+			releaseHolds(hold)
 		}
 		return nil
 	}

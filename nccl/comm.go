@@ -732,9 +732,9 @@ func (c *Comm) Close() error {
 	return err
 }
 
-// letGo ends holds. With the last one of freed memory come the program's functions (cuda.Memory.OnFree), which may close the communicator, and so wait for who lets
-// go: they run on a goroutine of their own, which is waited for at most releaseWait.
-func letGo(holds ...*cuda.Hold) {
+// releaseHolds gives holds back. With the last one of freed memory come the program's functions (cuda.Memory.OnFree), which may close the communicator, and so wait
+// for who gives the holds back: they run on a goroutine of their own, which is waited for at most releaseWait.
+func releaseHolds(holds ...*cuda.Hold) {
 	if len(holds) == 0 {
 		return
 	}

@@ -180,7 +180,7 @@ func (c *Comm) message(op Op, t cuda.DType, peer int32, count uint64, mem *cuda.
 	return c.enqueueTogether(c.one[:])
 }
 
-// enqueueTogether issues the calls of a group, Sends and Recvs last.
+// enqueueTogether validates, admits and issues the calls of a group, of which Sends and Recvs are the last.
 func (c *Comm) enqueueTogether(calls []Call) error {
 	if err := c.validateGroup(calls); err != nil {
 		return err

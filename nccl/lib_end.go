@@ -76,7 +76,7 @@ func (l *library) releaseDead() {
 
 // give lets memory go. Who took it off the lists has counted it in giving, in the same hold of rmu: who finds it on no list waits for that.
 func (l *library) give(holds []*cuda.Hold) {
-	letGo(holds...)
+	releaseHolds(holds...)
 	l.rmu.Lock()
 	l.giving--
 	l.rmu.Unlock()

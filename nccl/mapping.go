@@ -97,7 +97,7 @@ func (h *host) deregister(m *cuda.Memory, _ bool, hold *cuda.Hold) (after func()
 	h.segMu.RUnlock()
 	h.sweep(false)
 	return func() error {
-		letGo(hold)
+		releaseHolds(hold)
 		return nil
 	}
 }

@@ -89,7 +89,7 @@ func (c *Comm) registerAs(m *cuda.Memory, graph bool) (*Registration, error) {
 	if graph && r.graph == 0 || !graph && r.user == 0 {
 		if err := c.be.register(m, !graph); err != nil {
 			if r.user+r.graph == 0 {
-				letGo(r.hold)
+				releaseHolds(r.hold)
 			}
 			return nil, c.errorf("register", err)
 		}

@@ -219,7 +219,7 @@ func (c *Comm) letGo(hold *cuda.Hold) {
 	if l, ok := c.be.(*library); ok && ending && l.keep(hold) {
 		return
 	}
-	letGo(hold)
+	releaseHolds(hold)
 }
 
 // Range is what the window is of.
