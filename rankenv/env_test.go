@@ -257,3 +257,19 @@ func TestLike(t *testing.T) {
 		}
 	}
 }
+
+// LocalVars changes each variable of another launcher that tells the place on the host, and no other.
+func TestLocalVars(t *testing.T) {
+	e := rankenv.Env{Job: "j", Rank: 5, Size: 8, LocalRank: 3, LocalSize: 4, Node: 1, Nodes: 2}
+	moved := e
+	moved.LocalRank, moved.LocalSize = 1, 2
+	for _, launcher := range []string{"", rankenv.LikeOpenMPI, rankenv.LikeSlurm} {
+		environ := append(e.Environ(), e.Like(launcher)...)
+		want := slices.DeleteFunc(append(moved.Environ(), moved.Like(launcher)...), func(kv string) bool {
+			return slices.Contains(environ, kv) || strings.HasPrefix(kv, "GORUN_")
+		})
+		if diff := cmp.Diff(rankenv.LocalVars(environ, 1, 2), want); diff != "" {
+			t.Errorf("like %q: got -, want +:\n%s", launcher, diff)
+		}
+	}
+}
