@@ -142,12 +142,15 @@ func shellText(p Program, args []string, dir string) []byte {
 		}
 		return nil
 	}
-	for i, a := range args {
-		switch {
+	for i := 0; i < len(args); i++ {
+		switch a := args[i]; {
+		case strings.HasPrefix(a, "--"):
 		case !strings.HasPrefix(a, "-"):
 			return beginning(absolute(dir, a))
-		case strings.HasSuffix(a, "c") && !strings.HasPrefix(a, "--"): // -c, -ec
+		case strings.Contains(a, "c"): // -c, -ec, -ceu
 			return []byte(strings.Join(args[i+1:min(len(args), i+2)], ""))
+		case strings.HasSuffix(a, "o") || strings.HasSuffix(a, "O"): // -o pipefail, -euo pipefail
+			i++
 		}
 	}
 	return nil

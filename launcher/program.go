@@ -144,19 +144,29 @@ func notExecutable(name string) string {
 	return is + "chmod +x " + shellQuote(name) + hint
 }
 
-// insteadOf says how a file that is no program itself is run, by the end of its name: "" for a name that does not tell. To make the text of a program
-// executable helps nothing.
+// insteadOf says how a file that is no program itself is run, by the end of its name; "" for a name that does not tell. source: it is the text of a program, which
+// helps nobody to make executable.
 func insteadOf(name string) (hint string, source bool) {
-	switch ext := strings.ToLower(filepath.Ext(name)); ext {
-	case ".py", ".sh", ".jl", ".rb", ".pl":
-		tool := map[string]string{".py": "python3", ".sh": "sh", ".jl": "julia", ".rb": "ruby", ".pl": "perl"}[ext]
-		return "gorun ... " + tool + " " + shellQuote(name), false
+	tool := ""
+	switch strings.ToLower(filepath.Ext(name)) {
+	case ".py":
+		tool = "python3"
+	case ".sh":
+		tool = "sh"
+	case ".jl":
+		tool = "julia"
+	case ".rb":
+		tool = "ruby"
+	case ".pl":
+		tool = "perl"
 	case ".go":
 		return "a Go program is given by its directory: " + shellQuote(filepath.Dir(name)+"/"), true
 	case ".c", ".cc", ".cpp", ".cxx", ".cu", ".f", ".f90", ".rs":
 		return "it is the text of a program: compile it, and give what the compiler makes", true
+	default:
+		return "", false
 	}
-	return "", false
+	return "gorun ... " + tool + " " + shellQuote(name), false
 }
 
 // executable is nil for a file that this process may execute.
