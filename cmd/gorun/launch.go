@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -173,15 +174,18 @@ func hintDir(err error, job launcher.Job, program string) error {
 	if !ok || s.Code != launcher.ExitNotFound || !strings.Contains(program, "/") || filepath.IsAbs(program) {
 		return err
 	}
-	dirs := []string{job.Dir}
+	var dirs []string
 	for _, a := range job.Apps {
 		if a.Program == program {
-			dirs = append(dirs, a.Dir)
+			dirs = append(dirs, cmp.Or(a.Dir, job.Dir))
 		}
+	}
+	if len(job.Apps) == 0 {
+		dirs = []string{job.Dir}
 	}
 	for _, dir := range dirs {
 		file := filepath.Join(dir, program)
-		if info, err := os.Stat(file); err == nil && info.Mode()&0o111 != 0 && dir != "" {
+		if _, missing := launcher.FindProgram(file, ""); missing == nil {
 			return &launcher.StartError{Code: s.Code, Msg: s.Error() + "; for the one in --wdir say " + file}
 		}
 	}
