@@ -20,12 +20,7 @@ func (r *runner) suspend() {
 	if r.started {
 		r.toRanks(syscall.SIGSTOP, nil)
 	}
-	agents := r.speaking.all()
-	var wait sync.WaitGroup
-	for _, h := range agents {
-		wait.Go(h.pause)
-	}
-	wait.Wait()
+	agents := r.speaking.each((*remoteHost).pause)
 	goOn := r.dialing.hold()
 	// To this very thread, so that it stops before it goes on; one for the process may come to another thread first.
 	runtime.LockOSThread()
@@ -61,6 +56,22 @@ func (s *speaking) all() []*remoteHost {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hosts[:len(s.hosts):len(s.hosts)]
+}
+
+// each calls f for all hosts at once, then for those that have begun to speak meanwhile, and returns them.
+func (s *speaking) each(f func(*remoteHost)) (hosts []*remoteHost) {
+	for {
+		all := s.all()
+		if len(all) == len(hosts) {
+			return all
+		}
+		var wait sync.WaitGroup
+		for _, h := range all[len(hosts):] {
+			wait.Go(func() { f(h) })
+		}
+		wait.Wait()
+		hosts = all
+	}
 }
 
 // noAnswer is the cause of a context whose time for connecting is over.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -104,6 +105,30 @@ func connectAndStop(t *testing.T) {
 	}
 	acct := Run(t.Context(), planOn(t, Job{ConnectTimeout: stopTime}, "true", "a", "b"), Options{way: hosts, bind: loopback, OwnProcess: true})
 	fmt.Printf("%s: %s\n", acct.Reason, acct.Error)
+}
+
+// A host that begins to speak while others are told is told, too.
+func TestSpeaking(t *testing.T) {
+	a, b, late := &remoteHost{name: "a"}, &remoteHost{name: "b"}, &remoteHost{name: "late"}
+	var s speaking
+	s.add(a)
+	s.add(b)
+	told := make(chan string, 4)
+	hosts := s.each(func(h *remoteHost) {
+		if h == b {
+			s.add(late)
+		}
+		told <- h.name
+	})
+	close(told)
+	var got []string
+	for name := range told {
+		got = append(got, name)
+	}
+	slices.Sort(got)
+	if want := []string{"a", "b", "late"}; !slices.Equal(got, want) || !slices.Equal(hosts, []*remoteHost{a, b, late}) {
+		t.Errorf("told %v, want %v; returned %d hosts", got, want, len(hosts))
+	}
 }
 
 func TestRunBound(t *testing.T) {
