@@ -361,38 +361,41 @@ func (s *server) tryFence() {
 		s.pass(part.broken)
 		return
 	}
-	s.w.Exchange(name, s.hosts, part.encode(), func(all [][]byte, err error) {
-		broken := ""
+	s.w.Exchange(name, s.hosts, part.encode(), s.gathered)
+}
+
+// gathered takes what all hosts have given for a fence, and lets the ranks go on.
+func (s *server) gathered(all [][]byte, err error) {
+	broken := ""
+	if err != nil {
+		broken = err.Error()
+	}
+	parts := make([]*given, 0, len(all))
+	for i, b := range all {
+		g, err := decodeGiven(b)
 		if err != nil {
-			broken = err.Error()
+			broken = fmt.Sprintf("host %d: %v", s.hosts[i], err)
+			break
 		}
-		parts := make([]*given, 0, len(all))
-		for i, b := range all {
-			g, err := decodeGiven(b)
-			if err != nil {
-				broken = fmt.Sprintf("host %d: %v", s.hosts[i], err)
-				break
-			}
-			if g.broken != "" && broken == "" {
-				broken = g.broken
-			}
-			parts = append(parts, g)
+		if g.broken != "" && broken == "" {
+			broken = g.broken
 		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.closed {
-			return
+		parts = append(parts, g)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	for i, g := range parts {
+		if s.hosts[i] == s.w.Host {
+			continue
 		}
-		for i, g := range parts {
-			if s.hosts[i] == s.w.Host {
-				continue
-			}
-			for _, p := range g.pairs {
-				s.keys[p.key] = p.value
-			}
+		for _, p := range g.pairs {
+			s.keys[p.key] = p.value
 		}
-		s.wg.Go(func() { s.pass(broken) })
-	})
+	}
+	s.wg.Go(func() { s.pass(broken) })
 }
 
 // pass lets the ranks go on that wait at the fence.
