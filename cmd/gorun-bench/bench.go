@@ -23,7 +23,7 @@ type bencher struct {
 	dev     *cuda.Device
 	stream  *cuda.Stream
 	comm    *nccl.Comm
-	library *nccl.Comm // for all modes but auto: all calls go by the library, by whatever mode
+	library *nccl.Comm // for all modes but auto: no call goes by peer memory; may be comm
 	out     *report
 	on      *progress
 	checked int // measurements
@@ -55,11 +55,14 @@ func measure[T cuda.Element](ctx context.Context, b *bencher) error {
 	for _, s := range b.series() {
 		b.on.total += len(b.shaped(s.op, elem, b.comm.Size()))
 	}
-	last := ""
+	var warm struct { // since the last heat
+		op   string
+		comm *nccl.Comm
+	}
 	for _, s := range b.series() {
 		sizes := b.shaped(s.op, elem, b.comm.Size())
-		if by := s.op + fmt.Sprint(s.mode == "auto"); by != last {
-			last = by
+		if comm := b.commOf(s); s.op != warm.op || comm != warm.comm {
+			warm.op, warm.comm = s.op, comm
 			if err := heat[T](ctx, b, s, slices.Max(sizes)); err != nil {
 				return fmt.Errorf("warm up %s: %w", s.op, err)
 			}

@@ -5,7 +5,7 @@ const MostCalls = 8
 
 // Calls are calls of functions of six integers and device addresses at most, made one after the other in one way to C and back, which costs as much as the shortest of
 // them. All are made, whatever they return. Their results are written by C: so it is allocated once and used again, never on a stack (NewCalls). Pointers to Go
-// variables are no arguments for it.
+// variables are no arguments for it. call_*.s know how it lies in memory.
 type Calls struct {
 	calls [MostCalls]struct { // each a line of the cache
 		fn     uintptr

@@ -75,7 +75,6 @@ enum { SUM, PROD, MIN, MAX };
 enum { INT8 = 1, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, BFLOAT16, FLOAT32, FLOAT64 };
 struct gorun_peer_args { u64 send, recv, bytes, counts, stop, bufs[PEER_RANKS]; int rank, ranks, root, op, red, type, per, cap; };
 
-
 /* Work. */
 enum opkind { COPY, SET8, SET32, CALL, RECORD, WAIT, RUN, SCALE, PEER };
 /* An event is its last record; who waits for an earlier one goes on doing so. */
