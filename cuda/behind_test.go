@@ -98,3 +98,61 @@ func TestGPULinked(t *testing.T) {
 		t.Errorf("%d devices, linked: %t", n, linked)
 	}
 }
+
+// Who uses a stream is told when it can still be waited for: before it begins a capture, joins one, or is closed, failed or not.
+func TestGPUBeforeLeaving(t *testing.T) {
+	d := openGPU(t)
+	var streams [2]*Stream
+	var told [2]int
+	var events [2]*Event
+	for i := range streams {
+		s, err := d.NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams[i] = s
+		if events[i], err = d.NewEvent(); err != nil {
+			t.Fatal(err)
+		}
+		remove := s.BeforeLeaving(func() {
+			told[i]++
+			if _, err := s.Query(); err != nil && told[i] < 3 {
+				t.Errorf("stream %d is told too late: %v", i, err)
+			}
+		})
+		defer remove()
+		s.BeforeLeaving(func() { t.Errorf("stream %d: told after remove", i) })()
+	}
+	a, b := streams[0], streams[1]
+	want := func(when string, x, y int) {
+		t.Helper()
+		if told != [2]int{x, y} {
+			t.Errorf("%s: told %v times, want %d and %d", when, told, x, y)
+		}
+	}
+	onOtherThread(func() {
+		err := a.BeginCapture(CaptureThreadLocal)
+		want("begin of a capture", 1, 0)
+		err = errors.Join(err, a.Record(events[0]), b.Wait(events[0]))
+		want("join", 1, 1)
+		err = errors.Join(err, b.Record(events[1]), a.Wait(events[1]), b.Wait(events[0]))
+		g, endErr := a.EndCapture()
+		if err = errors.Join(err, endErr); err != nil {
+			t.Error(err)
+			return
+		}
+		check(t, g.Destroy())
+	})
+	check(t, errors.Join(a.Record(events[0]), b.Wait(events[0])))
+	want("in the capture and behind it", 1, 1)
+	check(t, b.Close())
+	want("close", 1, 2)
+	broken := errors.New("broken")
+	a.Watch(func(uint64, bool) (uint64, error) { return 0, broken }, nil)
+	if _, err := a.Query(); !errors.Is(err, broken) {
+		t.Errorf("query: %v, want %v", err, broken)
+	}
+	told[0] = 2 // it is asked no more
+	check(t, errors.Join(a.Close(), events[0].Close(), events[1].Close()))
+	want("close of one that has failed", 3, 2)
+}

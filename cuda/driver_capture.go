@@ -90,6 +90,7 @@ func (s *driverStream) beginCapture(mode CaptureMode) error {
 	if s.g.settings != nil {
 		return &Error{Op: op, Detail: s.String(), Err: &gpulib.SettingError{Findings: s.g.settings}}
 	}
+	s.leaves()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.cap.Load() != nil {

@@ -39,8 +39,9 @@ type driverStream struct {
 	upstream  []upstream      // copies of other streams that are done when this stream has come to a position
 	sources   []*driverStream // that this stream waits for, and fails with
 
-	wmu     sync.Mutex // guards changes of watches
+	wmu     sync.Mutex // guards changes of watches, and leaving
 	watches atomic.Pointer[[]*driverWatch]
+	leaving []*func()
 }
 
 type driverWatch struct {
@@ -175,6 +176,31 @@ func (s *driverStream) changeWatches(change func([]*driverWatch) []*driverWatch)
 	defer s.wmu.Unlock()
 	list := change(slices.Clone(*s.watches.Load()))
 	s.watches.Store(&list)
+}
+
+func (s *driverStream) beforeLeaving(f func()) (remove func()) {
+	s.wmu.Lock()
+	defer s.wmu.Unlock()
+	own := &f
+	s.leaving = append(slices.Clip(s.leaving), own)
+	return func() {
+		s.wmu.Lock()
+		defer s.wmu.Unlock()
+		s.leaving = slices.DeleteFunc(slices.Clone(s.leaving), func(other *func()) bool { return other == own })
+	}
+}
+
+// leaves tells those who use the stream that it is about to be closed, or to capture. No lock is held.
+func (s *driverStream) leaves() {
+	if s.closed.Load() || s.cap.Load() != nil {
+		return
+	}
+	s.wmu.Lock()
+	list := s.leaving
+	s.wmu.Unlock()
+	for _, f := range list {
+		(*f)()
+	}
 }
 
 func (s *driverStream) ready() (bool, error) {
@@ -328,6 +354,7 @@ func (s *driverStream) close() error {
 			return &Error{Op: op, Detail: s.String(), Err: errors.New("its work is not done: synchronize first")}
 		}
 	}
+	s.leaves()
 	s.mu.Lock()
 	if s.closed.Swap(true) {
 		s.mu.Unlock()
@@ -511,6 +538,12 @@ func (s *driverStream) record(ev platformEvent) error {
 func (s *driverStream) wait(ev platformEvent) error {
 	const op = "wait for event"
 	e := ev.(*driverEvent)
+	e.mu.Lock()
+	joins := e.cap != nil
+	e.mu.Unlock()
+	if joins {
+		s.leaves()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.mu.Lock()

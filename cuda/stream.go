@@ -108,6 +108,16 @@ func (s *Stream) Watch(check func(seen uint64, done bool) (now uint64, err error
 	return s.raw.watch(check, doing)
 }
 
+// BeforeLeaving has f called before the stream is closed, or becomes part of a capture, by who does that, when the stream can still be waited for (Behind). It may be
+// called more than once. f may call package cuda for other streams. For libraries on a GPU; the host platform never calls it.
+func (s *Stream) BeforeLeaving(f func()) (remove func()) {
+	d, is := s.raw.(*driverStream)
+	if !is {
+		return func() {}
+	}
+	return d.beforeLeaving(f)
+}
+
 // Record and Wait order streams by an event. During a capture a Wait on an event recorded in the capture makes the stream join it.
 // Waiting on an event that was never recorded does nothing.
 func (s *Stream) Record(e *Event) error {

@@ -172,10 +172,7 @@ func (cp *capture) run(fn func(*cuda.Stream) error) (tmpl *cuda.Graph) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
-		err := nccl.BeforeCapture(cp.s)
-		if err == nil {
-			err = cp.s.BeginCapture(cuda.CaptureThreadLocal)
-		}
+		err := cp.s.BeginCapture(cuda.CaptureThreadLocal)
 		if err != nil {
 			runtime.UnlockOSThread()
 			cp.fail(fateFailed, fmt.Errorf("%v: %w", cp, err))

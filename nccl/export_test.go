@@ -62,3 +62,11 @@ func PeerMost(c *Comm) int { return int(c.be.(*library).peer.limit.Load()) }
 
 // BreakPeer makes the next launch by peer memory fail.
 func BreakPeer(c *Comm) { c.be.(*library).peer.args.capacity = 0 }
+
+// PeerLeft reports whether this rank still has its buffers for peer memory.
+func PeerLeft(c *Comm) bool {
+	p := &c.be.(*library).peer
+	p.hmu.Lock()
+	defer p.hmu.Unlock()
+	return p.stop != nil
+}

@@ -61,6 +61,8 @@ type library struct {
 	umu  sync.Mutex // guards uses and registered.marks
 	uses map[*cuda.Stream]*use
 
+	forgot atomic.Bool // something of uses, with operations that are not known to be done
+
 	rmu         sync.Mutex
 	handles     map[uint64]ncclsys.Registration // of the user's registrations, by memory id
 	freeing     []freeing                       // waits for mu

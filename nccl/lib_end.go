@@ -17,6 +17,7 @@ const (
 	// destroyWait is for destroy and abort: each takes half a second, mostly.
 	destroyWait = 5 * time.Second
 	insideWait  = 50 * time.Millisecond // for calls that come out of the library by themselves
+	ownWait     = 2 * time.Second       // for this package's own stream, which waits for the program's, too
 )
 
 // failing follows a failure at once, on whatever goroutine saw it: the abort begins on a thread of its own. It returns when the graphs that hold the
@@ -29,6 +30,7 @@ func (l *library) failing() {
 
 // abort ends the library's communicators. After a lost context it is left out: the library does not come back from it.
 func (l *library) abort() {
+	l.peer.breakOff()
 	for end := time.Now().Add(insideWait); l.inside() && time.Now().Before(end); {
 		time.Sleep(50 * time.Microsecond)
 	}
@@ -196,7 +198,7 @@ func (l *library) release() {
 	l.rmu.Unlock()
 	if l.c.failed.Load() == nil && l.together && l.main != 0 {
 		l.drains.Wait() // none may be in the library when the communicators go
-		if !l.peer.end() || l.finalize() != nil {
+		if l.finalize() != nil {
 			l.failing()
 		} else {
 			l.aborting.Do(func() { l.abortDone() })
@@ -205,14 +207,12 @@ func (l *library) release() {
 		l.failing()
 	}
 	l.waitEnded()
-	if !l.stuck.Load() {
-		l.peer.end()
-	}
 	l.rmu.Lock()
 	l.closing = true
 	l.rmu.Unlock()
 	l.tellers.Wait()
 	l.drains.Wait()
+	l.closeOwn()
 	if l.closings != nil {
 		l.closings.Close()
 	}
@@ -225,7 +225,6 @@ func (l *library) release() {
 			u.remove() // after a failure streams go on to tell it
 		}
 	}
-	l.closeDrain()
 	l.messages.release()
 }
 
@@ -540,26 +539,51 @@ func (l *library) selfGroup(comm ncclsys.Comm, from, to ncclsys.DevicePtr, n uin
 	return err
 }
 
-// closeDrain leaves everything where the abort has not ended: the driver would not come back either.
-func (l *library) closeDrain() {
+// quiet reports whether nothing of the communicator is enqueued here any more, as far as is known without asking.
+func (l *library) quiet() bool { return !l.forgot.Load() && l.behind() == 0 }
+
+// closeOwn gives back what this package has on the device for the communicator, when the device is through with that: where other work keeps it from that, on a goroutine
+// that waits as long. Where the abort has not ended everything is left: the driver would not come back either.
+func (l *library) closeOwn() {
 	if l.stuck.Load() {
 		return
 	}
+	quiet := l.quiet()
+	if !quiet && l.peer.limit.Load() > 0 {
+		l.peer.letGo()
+		l.peer.home() // behind all; an error is that of a lost device
+	}
 	l.leaveHome()
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.drainStream != nil {
-		// The communicators are gone, and what they did there is on its way out: Close by itself has less patience.
-		ctx, cancel := context.WithTimeout(context.Background(), destroyWait)
-		l.drainStream.Synchronize(ctx)
-		cancel()
-		l.drainStream.Close()
-		l.drainStream = nil
+	s, buf := l.drainStream, l.drainBuf
+	l.drainStream, l.drainBuf = nil, nil
+	l.mu.Unlock()
+	if quiet {
+		l.peer.release()
 	}
-	if l.drainBuf != nil {
-		l.drainBuf.Free()
-		l.drainBuf = nil
+	give := func() {
+		l.peer.release()
+		if s != nil {
+			s.Close()
+		}
+		if buf != nil {
+			buf.Free()
+		}
 	}
+	if s == nil {
+		give()
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), ownWait)
+	defer cancel()
+	if err := s.Synchronize(ctx); err != nil && ctx.Err() != nil && l.c.dev.Err() == nil {
+		go func() {
+			s.Synchronize(context.Background())
+			give()
+		}()
+		return
+	}
+	give()
 }
 
 // pendingRelease is how many registrations of closed graphs the library still has.

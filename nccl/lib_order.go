@@ -89,12 +89,6 @@ func (l *library) comeHome(s *cuda.Stream) error {
 			return err
 		}
 		o.home, o.event = s, e
-		ordered.Lock()
-		if ordered.libraries == nil {
-			ordered.libraries = map[*library]struct{}{}
-		}
-		ordered.libraries[l] = struct{}{}
-		ordered.Unlock()
 	}
 	l.last.Store(nil) // the next use looks
 	return l.turnLocked(s)
@@ -102,9 +96,6 @@ func (l *library) comeHome(s *cuda.Stream) error {
 
 // leaveHome ends the order with the communicator.
 func (l *library) leaveHome() {
-	ordered.Lock()
-	delete(ordered.libraries, l)
-	ordered.Unlock()
 	o := &l.order
 	o.Lock()
 	defer o.Unlock()
@@ -117,36 +108,15 @@ func (l *library) leaveHome() {
 // settleBytes is any length: with different ends the library really launches something.
 const settleBytes = 16
 
-// BeforeCapture is called before a stream begins to capture, when its device's communicators can still be ordered behind it. For libraries.
-func BeforeCapture(s *cuda.Stream) error {
-	ordered.Lock()
-	var at []*library
-	for l := range ordered.libraries {
-		at = append(at, l)
-	}
-	ordered.Unlock()
-	for _, l := range at {
-		if err := l.moveFrom(s); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// moveFrom makes this package's own stream the last one instead of s.
-func (l *library) moveFrom(s *cuda.Stream) error {
+// moveFrom makes this package's own stream the last one instead of s, which is about to be closed, or to capture: then nothing can be ordered behind it any more. Where that
+// fails the next use says so.
+func (l *library) moveFrom(s *cuda.Stream) {
 	o := &l.order
 	o.Lock()
 	defer o.Unlock()
-	if o.home == nil || o.at != s || s.Capture() != nil || l.c.failed.Load() != nil {
-		return nil
+	if o.home == nil || o.at != s {
+		return
 	}
 	l.last.Store(nil)
-	return l.turnLocked(o.home)
-}
-
-// ordered are the libraries whose graph mixing is off.
-var ordered struct {
-	sync.Mutex
-	libraries map[*library]struct{}
+	l.turnLocked(o.home)
 }

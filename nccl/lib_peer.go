@@ -40,8 +40,8 @@ const (
 	peerLine   = 8  // bytes of data in a line of 16
 	// peerMost is how many bytes a rank sends to all others together at most: up to there the kernel was faster between 2 ranks, at every size. More ranks share it.
 	peerMost = 512 << 10
-	// peerWait is for kernels that were let go at the end of a communicator.
-	peerWait = 2 * time.Second
+	// peerBreak is for a word that is written on the device.
+	peerBreak = 50 * time.Millisecond
 	// peerSwap is for getting the others' buffers, which are there.
 	peerSwap = 10 * time.Second
 )
@@ -82,6 +82,8 @@ type peerWay struct {
 	capture *cuda.Capture
 	at      *cuda.Stream
 	event   *cuda.Event
+
+	aside *cuda.Stream // for breakOff
 }
 
 // peerOffer is what the members tell each other.
@@ -251,6 +253,9 @@ func (p *peerWay) make() error {
 	if p.event, err = c.dev.NewEvent(); err != nil {
 		return err
 	}
+	if p.aside, err = c.dev.NewStream(); err != nil {
+		return err
+	}
 	p.args = peerArgs{stop: uint64(stop.Pointer()), rank: int32(c.rank), ranks: int32(n), capacity: int32(per)}
 	p.args.bufs[c.rank] = uint64(uintptr(own.Pointer()))
 	p.params = [2]unsafe.Pointer{unsafe.Pointer(&p.args), unsafe.Pointer(&p.items)}
@@ -390,39 +395,18 @@ func (p *peerWay) letGo() {
 	}
 }
 
-// end gives the buffers back when this rank's kernels have ended; false where they have not: then it leaves everything.
-func (p *peerWay) end() bool {
-	if p.limit.Load() > 0 {
-		if p.l.c.failed.Load() != nil {
-			p.letGo()
-		}
-		if !p.idle() {
-			p.letGo()
-			if !p.idle() && p.l.c.dev.Err() == nil { // of a lost device nothing is used any more
-				return false
-			}
-		}
+// breakOff has kernels that have not begun do nothing any more: one that finds all lines there would not look at stop, and use memory that the program has freed.
+func (p *peerWay) breakOff() {
+	if p.limit.Load() == 0 || p.l.quiet() {
+		return
 	}
-	p.release()
-	return true
-}
-
-// idle waits until nothing of the communicator is enqueued here any more.
-func (p *peerWay) idle() bool {
-	s, err := p.home()
-	if err != nil {
-		return false
+	s := p.aside
+	if s.Memset(cuda.Range{Mem: p.own, Off: p.args.counts - p.args.bufs[p.args.rank] + 4*peerBlocks, Len: 4}, 1) != nil {
+		return // of a lost device
 	}
-	for start := time.Now(); ; time.Sleep(20 * time.Microsecond) {
-		switch done, err := s.Query(); {
-		case err != nil:
-			return false
-		case done:
-			return true
-		case time.Since(start) > peerWait:
-			return false
-		}
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), peerBreak)
+	defer cancel()
+	s.Synchronize(ctx)
 }
 
 func (p *peerWay) withdrawn() {
@@ -453,6 +437,10 @@ func (p *peerWay) release() {
 	if p.event != nil {
 		p.event.Close()
 		p.event = nil
+	}
+	if p.aside != nil {
+		p.aside.Close()
+		p.aside = nil
 	}
 	p.hmu.Lock()
 	defer p.hmu.Unlock()

@@ -92,7 +92,8 @@ func (l *library) useOf(s *cuda.Stream) *use {
 		return u
 	}
 	u = &use{l: l, s: s}
-	u.remove = s.Watch(u.check, u.doing)
+	unwatch, stay := s.Watch(u.check, u.doing), s.BeforeLeaving(func() { l.moveFrom(s) })
+	u.remove = func() { unwatch(); stay() }
 	l.umu.Lock()
 	other := l.uses[s]
 	if other == nil {
@@ -295,8 +296,10 @@ func (l *library) busy(r *registered) bool {
 	return false
 }
 
-// forget is for streams that the user has closed.
+// forget is for streams that the user has closed, or that have failed: those may still have something to do.
 func (l *library) forget(u *use) {
+	l.forgot.Store(true)
+	l.moveFrom(u.s)
 	u.remove()
 	l.umu.Lock()
 	defer l.umu.Unlock()
