@@ -12,7 +12,6 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
-	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
 
@@ -43,12 +42,8 @@ func straightMessages(w *world, working bool) error {
 		return err
 	}
 	defer other.Close()
-	freed, err := nccl.Alloc[float32](w.dev, 8)
+	gone, err := freedRange(w)
 	if err != nil {
-		return err
-	}
-	gone := freed.All().Range()
-	if err := freed.Free(); err != nil {
 		return err
 	}
 	peer := int32(1 - w.comm.Rank())
@@ -92,19 +87,7 @@ func straightMessages(w *world, working bool) error {
 	if !working {
 		return errors.Join(wrong...)
 	}
-	_, err = graphs.Capture(w.ctx, w.stream, func(*cuda.Stream) error {
-		want("captured", false, send, recv)
-		return errors.New("no graph")
-	}, graphs.Comms(w.comm))
-	if err == nil {
-		wrong = append(wrong, errors.New("a capture that fails gave no error"))
-	}
-	reg, err := w.comm.Register(b.send)
-	if err != nil {
-		return err
-	}
-	want("with a registration", false, send, recv)
-	if err := reg.Close(); err != nil {
+	if err := inCaptureAndRegistered(w, b.send, func(what string) { want(what, false, send, recv) }); err != nil {
 		return err
 	}
 	want("after it", true, send, recv)

@@ -44,12 +44,8 @@ func straights(w *world, working bool) error {
 	if err != nil {
 		return err
 	}
-	freed, err := nccl.Alloc[float32](w.dev, 8)
+	gone, err := freedRange(w)
 	if err != nil {
-		return err
-	}
-	gone := freed.All().Range()
-	if err := freed.Free(); err != nil {
 		return err
 	}
 	good := nccl.Call{Op: nccl.OpAllReduce, Type: cuda.Float32DType, Count: 8, Send: cuda.Range{Mem: b.send, Len: 32}, Recv: cuda.Range{Mem: b.recv, Len: 32}, Stream: w.stream}
@@ -95,21 +91,36 @@ func straights(w *world, working bool) error {
 		want("in a group", good, false)
 		return nil
 	}, w.comm)
-	_, err = graphs.Capture(w.ctx, w.stream, func(*cuda.Stream) error {
-		want("captured", good, false)
-		return errors.New("no graph")
-	}, graphs.Comms(w.comm))
-	if err == nil {
-		wrong = append(wrong, errors.New("a capture that fails gave no error"))
-	}
-	reg, err := w.comm.Register(b.send)
-	if err != nil {
-		return err
-	}
-	want("with a registration", good, false)
-	if err := reg.Close(); err != nil {
+	if err := inCaptureAndRegistered(w, b.send, func(what string) { want(what, good, false) }); err != nil {
 		return err
 	}
 	want("after it", good, true)
 	return errors.Join(wrong...)
+}
+
+// freedRange is of memory that is there no more.
+func freedRange(w *world) (cuda.Range, error) {
+	freed, err := nccl.Alloc[float32](w.dev, 8)
+	if err != nil {
+		return cuda.Range{}, err
+	}
+	gone := freed.All().Range()
+	return gone, freed.Free()
+}
+
+// inCaptureAndRegistered calls ask in a capture, and then while memory is registered.
+func inCaptureAndRegistered(w *world, mem *cuda.Memory, ask func(what string)) error {
+	_, err := graphs.Capture(w.ctx, w.stream, func(*cuda.Stream) error {
+		ask("captured")
+		return errors.New("no graph")
+	}, graphs.Comms(w.comm))
+	if err == nil {
+		return errors.New("a capture that fails gave no error")
+	}
+	reg, err := w.comm.Register(mem)
+	if err != nil {
+		return err
+	}
+	ask("with a registration")
+	return reg.Close()
 }
