@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childWait bounds what a program takes that says a limit.
+// childWait bounds the wait for a child process that tells its limits.
 const childWait = 10 * time.Second
 
 // Options say what to look at.
