@@ -88,6 +88,9 @@ func newJob(t *testing.T, first int, hostOf ...int) *job {
 	}
 	w.End = func(rank int, why procman.Departure) { j.ends <- end{rank, why} }
 	for h := range slices.Max(hostOf) + 1 {
+		w.Hosts = append(w.Hosts, string(rune('a'+h)))
+	}
+	for h := range w.Hosts {
 		w := w
 		w.Host, w.Exchange = h, j.net.exchange(h)
 		if h > 0 {
@@ -359,7 +362,7 @@ func TestBrokenFence(t *testing.T) {
 	t.Run("a host gives rubbish", func(t *testing.T) {
 		j := newJob(t, 0, 0, 2)
 		j.net.exchange(2)("pmi 1", []int{0, 2}, []byte{9}, func([][]byte, error) {})
-		j.ranks[0].ask("cmd=barrier_in", noPass("host_2:_what_another_host_gives_is_no_list_of_keys_(0_bytes_are_left)"))
+		j.ranks[0].ask("cmd=barrier_in", noPass("host_c:_what_another_host_gives_is_no_list_of_keys_(0_bytes_are_left)"))
 	})
 }
 

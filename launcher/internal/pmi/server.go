@@ -374,7 +374,7 @@ func (s *server) gathered(all [][]byte, err error) {
 	for i, b := range all {
 		g, err := decodeGiven(b)
 		if err != nil {
-			broken = fmt.Sprintf("host %d: %v", s.hosts[i], err)
+			broken = fmt.Sprintf("host %s: %v", s.w.Hosts[s.hosts[i]], err)
 			break
 		}
 		if g.broken != "" && broken == "" {
