@@ -3,6 +3,7 @@ package cuda
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -155,4 +156,31 @@ func TestGPUBeforeLeaving(t *testing.T) {
 	told[0] = 2 // it is asked no more
 	check(t, errors.Join(a.Close(), events[0].Close(), events[1].Close()))
 	want("close of one that has failed", 3, 2)
+}
+
+// The close of a stream that has failed waits for what ends in a moment: the program frees the memory that it used.
+func TestGPUCloseFailedStream(t *testing.T) {
+	d := openGPU(t)
+	for range 10 { // one of them in time
+		s, err := d.NewStream()
+		check(t, err)
+		ch := make(chan struct{})
+		var done atomic.Bool
+		check(t, s.HostFunc(func() {
+			<-ch
+			time.Sleep(2 * time.Millisecond)
+			done.Store(true)
+		}))
+		broken := errors.New("broken")
+		s.Watch(func(uint64, bool) (uint64, error) { return 0, broken }, nil)
+		if _, err := s.Query(); !errors.Is(err, broken) {
+			t.Errorf("query: %v, want %v", err, broken)
+		}
+		close(ch)
+		check(t, s.Close())
+		if done.Load() {
+			return
+		}
+	}
+	t.Error("close did not wait once")
 }

@@ -344,6 +344,7 @@ func (s *driverStream) close() error {
 	if err := s.notCapturing(op); err != nil {
 		return err
 	}
+	failed := s.failure.Load() != nil && !s.closed.Load()
 	if s.usable(op) == nil {
 		const patience = 100 * time.Millisecond
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -355,6 +356,9 @@ func (s *driverStream) close() error {
 		}
 	}
 	s.leaves()
+	if failed {
+		settle(context.Background(), s.g, s) // who closes it frees what it used next
+	}
 	s.mu.Lock()
 	if s.closed.Swap(true) {
 		s.mu.Unlock()

@@ -126,7 +126,7 @@ func wait[P pollable](ctx context.Context, g *driverDevice, p P) error {
 	}
 }
 
-// failureGrace is how long a wait that has failed still waits for the device: mostly what was enqueued ends at once then, and whoever is told of a failure frees what it used.
+// failureGrace is how long a wait that has failed, and the close of a stream that has, still wait for the device: mostly what was enqueued ends at once then, and whoever is told of a failure frees what it used.
 const failureGrace = 50 * time.Millisecond
 
 // settle is that wait. What the device says is not of interest: the wait has its error.
