@@ -553,11 +553,12 @@ func stressEnd(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, seed u
 			return errors.Join(err, st.close())
 		}
 		if job.Rank() == culprit {
+			victim := st.comms[st.own.IntN(2)*2] // one that has all ranks
 			timer := time.AfterFunc(time.Duration(st.own.IntN(300))*time.Millisecond, func() {
 				if killed {
 					syscall.Kill(os.Getpid(), syscall.SIGKILL)
 				}
-				st.comms[st.own.IntN(2)*2].Abort(errors.New("random end")) // of one that has all ranks
+				victim.Abort(errors.New("random end"))
 			})
 			defer timer.Stop()
 		}
