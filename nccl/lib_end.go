@@ -558,10 +558,15 @@ func (l *library) closeOwn() {
 	s, buf := l.drainStream, l.drainBuf
 	l.drainStream, l.drainBuf = nil, nil
 	l.mu.Unlock()
-	if quiet {
-		l.peer.release()
-	}
-	give := func() {
+	done := make(chan struct{})
+	go func() { // what is given back may wait for the device, as the driver decides
+		defer close(done)
+		if quiet {
+			l.peer.release()
+		}
+		if s != nil {
+			s.Synchronize(context.Background())
+		}
 		l.peer.release()
 		if s != nil {
 			s.Close()
@@ -569,21 +574,11 @@ func (l *library) closeOwn() {
 		if buf != nil {
 			buf.Free()
 		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(ownWait):
 	}
-	if s == nil {
-		give()
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), ownWait)
-	defer cancel()
-	if err := s.Synchronize(ctx); err != nil && ctx.Err() != nil && l.c.dev.Err() == nil {
-		go func() {
-			s.Synchronize(context.Background())
-			give()
-		}()
-		return
-	}
-	give()
 }
 
 // pendingRelease is how many registrations of closed graphs the library still has.

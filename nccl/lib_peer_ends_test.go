@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
+	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
@@ -19,6 +20,8 @@ func holdUp(s *cuda.Stream) (let func(), err error) {
 	ch := make(chan struct{})
 	return sync.OnceFunc(func() { close(ch) }), s.HostFunc(func() { <-ch })
 }
+
+// On a GPU NCCL's end, and what frees memory, waits for a stream that is held up: the tests of that are for the stand-ins.
 
 // What is still enqueued when a communicator fails uses nothing any more: neither the program's memory nor the communicator's. The device stays.
 func TestLibraryPeerHeldUp(t *testing.T) {
@@ -31,7 +34,7 @@ func TestLibraryPeerHeldUp(t *testing.T) {
 		{"communicator is closed", func(w *world, _ *cuda.Buffer[float32]) error { return w.comm.Close() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			onLibraries(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+			allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
 				dev, err := device(job)
 				if err != nil {
 					return err
@@ -92,7 +95,7 @@ func TestLibraryPeerHeldUp(t *testing.T) {
 					return err
 				}
 				return closeSoon(dev)
-			}, nil, nil, byPeer)
+			}, append(fakeLibraries(t), byPeer)...))
 		})
 	}
 }
@@ -108,7 +111,7 @@ func closeSoon(dev *cuda.Device) error {
 
 // A communicator whose calls are done closes well, and leaves nothing, while its stream does something else.
 func TestLibraryPeerCloseBesideWork(t *testing.T) {
-	onLibraries(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+	allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
 		dev, err := device(job)
 		if err != nil {
 			return err
@@ -141,7 +144,7 @@ func TestLibraryPeerCloseBesideWork(t *testing.T) {
 		}
 		let()
 		return errors.Join(s.Synchronize(ctx), s.Close(), buf.Free(), dev.Close())
-	}, nil, nil, byPeer)
+	}, append(fakeLibraries(t), byPeer)...))
 }
 
 // A stream on which a communicator was used last may become part of another's capture.
