@@ -1,5 +1,12 @@
 package nccl
 
+import (
+	"context"
+	"errors"
+
+	"github.com/gorun-dev/gorun/cuda"
+)
+
 import "fmt"
 
 // SetRanksPerRoot makes so many ranks meet at one root.
@@ -69,4 +76,14 @@ func PeerLeft(c *Comm) bool {
 	p.hmu.Lock()
 	defer p.hmu.Unlock()
 	return p.stop != nil
+}
+
+// SetPeerCounts has this rank's blocks go on as if each had done n calls by peer memory. Nothing may be enqueued.
+func SetPeerCounts(ctx context.Context, c *Comm, n uint32) error {
+	p := &c.be.(*library).peer
+	counts, err := cuda.SliceOf[uint32](p.own, p.args.counts-p.args.bufs[p.args.rank], peerBlocks)
+	if err != nil {
+		return err
+	}
+	return errors.Join(cuda.Fill(counts, n, p.aside), p.aside.Synchronize(ctx))
 }

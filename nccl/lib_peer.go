@@ -260,8 +260,12 @@ func (p *peerWay) make() error {
 	p.args.bufs[c.rank] = uint64(uintptr(own.Pointer()))
 	p.params = [2]unsafe.Pointer{unsafe.Pointer(&p.args), unsafe.Pointer(&p.items)}
 	// Nobody writes where a rank would for itself: its counts are there.
-	p.args.counts = p.args.bufs[c.rank] + uint64(c.rank*peerBlocks*per)*16
-	return nil
+	half := own.Size() / 2 // for each parity
+	p.args.counts = p.args.bufs[c.rank] + half + uint64(c.rank*peerBlocks*per)*16
+	// A line that was never written must not look like one of a call: flags of the first half are even, so there it gets an odd one.
+	ctx, done := context.WithTimeout(context.Background(), peerSwap)
+	defer done()
+	return errors.Join(p.aside.Memset(cuda.Range{Mem: own, Len: half}, 0xff), p.aside.Synchronize(ctx))
 }
 
 // swap maps the others' buffers.
@@ -400,13 +404,20 @@ func (p *peerWay) breakOff() {
 	if p.limit.Load() == 0 || p.l.quiet() {
 		return
 	}
-	s := p.aside
-	if s.Memset(cuda.Range{Mem: p.own, Off: p.args.counts - p.args.bufs[p.args.rank] + 4*peerBlocks, Len: 4}, 1) != nil {
-		return // of a lost device
-	}
+	s, word := p.aside, cuda.Range{Mem: p.own, Off: p.args.counts - p.args.bufs[p.args.rank] + 4*peerBlocks, Len: 4}
 	ctx, cancel := context.WithTimeout(context.Background(), peerBreak)
-	defer cancel()
-	s.Synchronize(ctx)
+	over := make(chan struct{})
+	go func() { // the driver may keep the call until the library's kernels have ended, too, which the abort sees to
+		defer close(over)
+		defer cancel()
+		if s.Memset(word, 1) == nil { // else the device is lost
+			s.Synchronize(ctx)
+		}
+	}()
+	select {
+	case <-over:
+	case <-ctx.Done():
+	}
 }
 
 func (p *peerWay) withdrawn() {

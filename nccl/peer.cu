@@ -1,4 +1,4 @@
-// Small collectives by peer memory: see lib_peer.go. Built to peer.ptx by .ci/gpu/ptx.
+// Small collectives by peer memory: see lib_peer.go. Built to peer.ptx by .ci/ptx.
 //
 // Each rank has one buffer that all ranks of the communicator map. A message is written straight into the reader's buffer, as lines of 16 bytes: twice 4 bytes
 // of data and a flag, each pair of them one store of 8 bytes, so that who sees the flag has the data (the LL protocol of NCCL). Nothing is fenced, nobody is told.
@@ -9,7 +9,7 @@
 struct gorun_peer_args {
 	unsigned long long send, recv;
 	unsigned long long bytes; // of one rank's part: of the whole in all-reduce, broadcast and reduce
-	unsigned long long counts; // unsigned[65]: how many calls each block has done; not 0: a call was given up
+	unsigned long long counts; // unsigned[65]: how many calls each block has done, and not 0: a call was given up
 	unsigned long long stop; // unsigned in host memory: not 0 when the communicator has failed
 	unsigned long long bufs[8]; // by rank
 	int rank, ranks, root;
