@@ -9,12 +9,12 @@ import (
 )
 
 // order is this package's part where the library's graph mixing is off (lib_mixing.go): no captured call of a communicator may run beside another graph's, or an
-// eager one. What is enqueued on one stream comes in order by itself. So from the first capture on, a use of the communicator on another stream than the last one
-// first has that stream wait for the last one. Before, there are eager calls only, which the library orders.
+// eager one. What is enqueued on one stream comes in order by itself. So from the first capture on, with peer memory (lib_peer.go) from the start, a use of the
+// communicator on another stream than the last one first has that stream wait for the last one. Before, there are eager calls only, which the library orders.
 type order struct {
 	sync.Mutex
 	at    *cuda.Stream // of the last use
-	home  *cuda.Stream // this package's own, from the first capture to the communicator's end
+	home  *cuda.Stream // this package's own, from then on to the communicator's end
 	event *cuda.Event
 }
 

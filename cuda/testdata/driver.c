@@ -343,7 +343,7 @@ static void execute(struct op *o);
 static int waits(const struct op *o) { return o->kind == CALL || o->kind == PEER; }
 static int together(const struct op *a, const struct op *b) { return a->kind == PEER && b->kind == PEER && a->peer.stop == b->peer.stop; }
 /* run does a graph's nodes one after the other, with FAKE_SHUFFLE in any order that their dependencies allow, also those of gorun_peer of one communicator. */
-static void run(const struct graph *g) {
+static void run_graph(const struct graph *g) {
 	int shuffle = getenv("FAKE_SHUFFLE") != 0;
 	char done[MAXNODES] = {0};
 	for (int left = g->n; left; left--) {
@@ -401,7 +401,7 @@ static void execute(struct op *o) {
 			pthread_cond_wait(&changed, &L);
 		break;
 	case RUN:
-		run(o->x->g);
+		run_graph(o->x->g);
 		unref_exec(o->x);
 		break;
 	}
