@@ -52,7 +52,7 @@ func peerKernel(t testing.TB, d *Device) *Kernel[peerArgs] {
 	if !onFake() {
 		text, err := os.ReadFile("../nccl/peer.ptx")
 		if err != nil {
-			t.Skip(err)
+			t.Fatal(err)
 		}
 		if d.Platform() != CUDA {
 			t.Skip("PTX is NVIDIA's")

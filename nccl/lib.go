@@ -151,7 +151,9 @@ func newLibrary(c *Comm) (*library, error) {
 	}
 	l.mixing = l.decideMixing()
 	l.plain = l.findPlain()
-	l.beginPeer(c.noPeer)
+	if err := l.beginPeer(c.noPeer); err != nil {
+		return l, err
+	}
 	return l, nil
 }
 

@@ -23,7 +23,8 @@ import (
 //
 // The library's way to enqueue a call costs more than a small call itself, captured or not. So between ranks whose devices reach each other's memory directly, small collectives
 // are one kernel of this package (peer.cu): each rank stores its message in the others' memory, and reads what they have stored in its own. 2 ranks on H200 joined by NVLink,
-// all-reduce, µs a call, this and NCCL 2.28.3: 8 bytes 3.6 and 9.4, captured 2.2 and 5.8; 64 KiB 4.2 and 9.8, captured 3.2 and 7.0; 256 KiB 6.0 and 11, captured 4.8 and 8.2.
+// all-reduce, µs a call, this and nccl-tests with NCCL 2.28.3: 8 bytes 5.4 and 10.4, captured 2.7 and 5.9; 32 KiB 5.5 and 10.8, captured 3.5 and 6.9; 256 KiB 6.1 and 11.7, captured
+// 5.0 and 8.3.
 //
 // Which calls take it depends on what is equal on all members: the operation, type, reduction and count, never on memory or streams. So they agree without a word. What
 // the ledgers compare, watch and tell is the same for both ways.
@@ -112,29 +113,31 @@ func peerShape(bytes uint64) (per, blocks, threads int) {
 }
 
 // beginPeer loads the kernel meanwhile: the driver makes code of it, 0.07 s on the first time of a machine.
-func (l *library) beginPeer(off bool) {
+func (l *library) beginPeer(off bool) error {
 	p := &l.peer
 	p.l = l
+	if set := os.Getenv(peerVar); set != "" && set != "auto" && set != "off" {
+		return fmt.Errorf("%s=%q: want auto or off", peerVar, set)
+	}
 	if p.why = l.noPeer(off); p.why != "" {
-		return
+		return nil
 	}
 	p.loaded = make(chan struct{})
 	go func() {
 		defer close(p.loaded)
 		p.kernel, p.loadErr = l.c.dev.LoadPTX("gorun_peer", peerPTX)
 	}()
+	return nil
 }
 
 // noPeer is why this rank, for itself, has no such way.
 func (l *library) noPeer(off bool) string {
 	c := l.c
-	switch set := os.Getenv(peerVar); {
+	switch {
 	case off:
 		return "the program wants none (Config.NoPeer)"
-	case set == "off":
+	case os.Getenv(peerVar) == "off":
 		return peerVar + "=off"
-	case set != "" && set != "auto":
-		return fmt.Sprintf("%s=%q: want auto or off", peerVar, set)
 	case c.dev.Platform() != cuda.CUDA:
 		return fmt.Sprintf("written for CUDA, this is a %s device", c.dev.Platform())
 	case len(c.ranks) > peerRanks:

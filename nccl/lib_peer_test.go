@@ -385,6 +385,13 @@ func TestLibraryPeerChoice(t *testing.T) {
 		if err := withComm(ctx, job, dev, nil, func(w *world) error { return sum(w, false, why) }); err != nil {
 			return err
 		}
+		if job.Rank() == 1 {
+			os.Setenv("GORUN_PEER", "sometimes")
+		}
+		err = withComm(ctx, job, dev, nil, func(*world) error { return errors.New("a communicator with a setting that is none") })
+		if err := wantErr(err, nil, `GORUN_PEER="sometimes": want auto or off`); err != nil {
+			return err
+		}
 		return dev.Close()
 	}, nil, nil, byPeer)
 }
