@@ -85,7 +85,8 @@ func (l *library) issue(calls []Call, mode Mode) error {
 		return l.lost(calls, mode, err)
 	}
 	if mode == 0 {
-		l.account(calls, peer)
+		l.account(calls[:n], peer)
+		l.account(calls[n:], false)
 	}
 	return nil
 }

@@ -396,6 +396,30 @@ func TestLibraryPeerChoice(t *testing.T) {
 	}, nil, nil, byPeer)
 }
 
+// Messages go by the library: those in registered memory are counted as such, also beside collectives by peer memory.
+func TestLibraryPeerCountsMessages(t *testing.T) {
+	onPeers(t, 2, func(w *world) error {
+		b, done, err := openBuffers(w, 4096, true)
+		defer done()
+		if err != nil {
+			return err
+		}
+		send, _ := cuda.SliceOf[uint8](b.send, 0, 1000)
+		recv, _ := cuda.SliceOf[uint8](b.recv, 0, 1000)
+		peer := 1 - w.comm.Rank()
+		err = nccl.Group(func() error {
+			return errors.Join(nccl.Send(w.comm, send, peer, w.stream), nccl.Recv(w.comm, recv, peer, w.stream))
+		}, w.comm)
+		if err := errors.Join(err, w.stream.Synchronize(w.ctx)); err != nil {
+			return err
+		}
+		if s := w.comm.Stats(); s.BytesDirect != 2000 || s.BytesStaged != 0 {
+			return fmt.Errorf("%d bytes direct, %d staged, want 2000 and 0", s.BytesDirect, s.BytesStaged)
+		}
+		return nil
+	})
+}
+
 // What a communicator had made is given back, and its ranks' descriptors.
 func TestLibraryPeerLeavesNothing(t *testing.T) {
 	onLibraries(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
