@@ -38,7 +38,7 @@ func (j *Job) Import(ctx context.Context, rank int, key string) (Handle, error) 
 	case rank < 0 || rank >= j.size:
 		return none, fmt.Errorf("%s: the job has %d ranks", op, j.size)
 	case j.nodeOf[rank] != j.node:
-		return none, fmt.Errorf("%s: it runs on host %d, this is host %d", op, j.nodeOf[rank], j.node)
+		return none, fmt.Errorf("%s: it runs on %s, this is %s", op, j.named(j.nodeOf[rank]), j.named(j.node))
 	case len(key) > store.MaxName:
 		return none, fmt.Errorf("%s: key of %d bytes, at most %d are allowed", op, len(key), store.MaxName)
 	case ctx.Err() != nil:

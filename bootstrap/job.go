@@ -107,6 +107,14 @@ func (j *Job) HostName(rank int) string {
 	return j.ctl.hostName(j.nodeOf[rank])
 }
 
+// named is a host in an error: "host node7", or "host 3" while its name is not known.
+func (j *Job) named(node int) string {
+	if name := j.ctl.hostName(node); name != "" {
+		return "host " + name
+	}
+	return fmt.Sprintf("host %d", node)
+}
+
 // Device is the token of this rank's device, for cuda.Open.
 func (j *Job) Device() string { return j.device }
 

@@ -31,7 +31,7 @@ func (j *Job) Ledger(rank int) (*Ledger, error) {
 		return nil, fmt.Errorf("ledger of rank %d: the job has %d ranks", rank, j.size)
 	}
 	if j.nodeOf[rank] != j.node {
-		return nil, fmt.Errorf("ledger of rank %d: it runs on host %d, this is host %d", rank, j.nodeOf[rank], j.node)
+		return nil, fmt.Errorf("ledger of rank %d: it runs on %s, this is %s", rank, j.named(j.nodeOf[rank]), j.named(j.node))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), joinTimeout)
 	defer cancel()

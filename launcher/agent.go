@@ -55,7 +55,8 @@ type agentEvent struct {
 	pid     int
 	status  exitStatus
 	sent    syscall.Signal // of rankExited: the last signal to end it that it had been sent, 0: none
-	err     error          // of rankFailed, sinkFailed, agentFailed, hostLost, hostApart
+	err     error          // of rankFailed, sinkFailed, agentFailed, hostLost
+	hosts   []int          // of hostApart: those that it has not met
 	at      time.Time
 	started []startedRank // of forksDone: all ranks of the host
 }

@@ -2,7 +2,9 @@ package launcher
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap/node"
@@ -31,5 +33,19 @@ func startNode(ctx context.Context, c node.Config) (control, error) { return nod
 
 // meetTimeout bounds the time until the nodes of all hosts have met.
 const meetTimeout = 30 * time.Second
+
+// apart says which hosts a host's node has not met; an agent may say anything.
+func (r *runner) apart(host int, missing []int) string {
+	var names []string
+	for _, i := range missing {
+		if i >= 0 && i < len(r.plan.Hosts) {
+			names = append(names, r.plan.Hosts[i].Name)
+		}
+	}
+	if n := len(names); n > 4 {
+		names = append(names[:4], fmt.Sprintf("%d more", n-4))
+	}
+	return fmt.Sprintf("host %s: has not met %s in %v", r.plan.Hosts[host].Name, strings.Join(names, ", "), meetTimeout)
+}
 
 var loopback = netip.AddrFrom4([4]byte{127, 0, 0, 1})

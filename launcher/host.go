@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -265,8 +266,9 @@ func (h *localHost) start() {
 	var wait sync.WaitGroup
 	a, quit := h.agent, make(chan struct{})
 	wait.Go(func() {
-		if err := h.node.Ready(ctx); err != nil && ctx.Err() == context.DeadlineExceeded {
-			a.report(agentEvent{kind: hostApart, err: err})
+		err := h.node.Ready(ctx)
+		if apart, ok := errors.AsType[*node.ApartError](err); ok && ctx.Err() == context.DeadlineExceeded {
+			a.report(agentEvent{kind: hostApart, hosts: apart.Missing})
 		} else if err == nil {
 			a.report(agentEvent{kind: hostMet})
 		}

@@ -195,10 +195,10 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 		report(agentEvent{kind: keeperDied, pid: m.KeeperDied.PID})
 	case m.AgentFailed != nil:
 		report(agentEvent{kind: agentFailed, err: &hostError{h.name, errors.New(m.AgentFailed.Text)}})
-	case m.Met != nil && m.Met.Text == "":
+	case m.Met != nil && len(m.Met.Missing) == 0:
 		report(agentEvent{kind: hostMet})
 	case m.Met != nil:
-		report(agentEvent{kind: hostApart, err: errors.New(m.Met.Text)})
+		report(agentEvent{kind: hostApart, hosts: m.Met.Missing})
 	case m.Doubt != nil:
 		if m.Doubt.Unreached {
 			if host := m.Doubt.Host; host != h.index {

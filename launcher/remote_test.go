@@ -174,6 +174,31 @@ func TestTimeoutHereAndThere(t *testing.T) {
 	nothingLeft(t, acct.Job)
 }
 
+// A host that has not met others in time ends the job, and these are named.
+func TestHostApart(t *testing.T) {
+	r := &runner{places: make([]*HostPlace, 7), plan: &Plan{KillGrace: time.Hour}, acct: &Account{Reason: ReasonDone}, failed: -1, events: make(chan agentEvent, 1)}
+	for i := range 7 {
+		r.plan.Hosts = append(r.plan.Hosts, PlanHost{Name: fmt.Sprint("node", i)})
+	}
+	for _, test := range []struct {
+		missing []int
+		want    string
+	}{
+		{[]int{2}, "host node1: has not met node2 in 30s"},
+		{[]int{0, 2, 3, 4, 5, 6}, "host node1: has not met node0, node2, node3, node4, 2 more in 30s"},
+	} {
+		h := &remoteHost{index: 1, name: "node1", began: time.Now(), events: r.events}
+		if err := h.handle(&agentwire.Message{Met: &agentwire.Met{Missing: test.missing}}); err != nil {
+			t.Fatal(err)
+		}
+		r.ending = false
+		r.event(<-r.events)
+		if r.acct.Error != test.want || r.acct.Reason != ReasonNotStarted {
+			t.Errorf("reason %s, %q, want %s, %q", r.acct.Reason, r.acct.Error, ReasonNotStarted, test.want)
+		}
+	}
+}
+
 // Whatever an agent says, gorun does not fall over.
 func FuzzAgentSays(f *testing.F) {
 	for _, m := range []*agentwire.Message{
@@ -181,7 +206,7 @@ func FuzzAgentSays(f *testing.F) {
 		{Exited: &agentwire.Exited{Rank: 1, Code: 3, State: &agentwire.State{Ended: []int{-1, 1, 9}, Suspicions: []agentwire.Suspicion{{By: 1, Rank: 8}}}}},
 		{Reaped: &agentwire.Reaped{Killed: 1, Joined: []agentwire.Joined{{Rank: -3}}}},
 		{RankFailed: &agentwire.RankFailed{Rank: 99, Failed: agentwire.Failed{Code: 1, Text: "x"}}},
-		{Doubt: &agentwire.Doubt{Host: -1}}, {Doubt: &agentwire.Doubt{Host: 5, Unreached: true}}, {StdinWanted: &agentwire.StdinAt{Rank: 77}}, {Met: &agentwire.Text{}}, {Prepare: &agentwire.Prepare{}},
+		{Doubt: &agentwire.Doubt{Host: -1}}, {Doubt: &agentwire.Doubt{Host: 5, Unreached: true}}, {StdinWanted: &agentwire.StdinAt{Rank: 77}}, {Met: &agentwire.Met{}}, {Met: &agentwire.Met{Missing: []int{0, -1, 9}}}, {Prepare: &agentwire.Prepare{}},
 	} {
 		b, err := agentwire.Encode(m)
 		if err != nil {

@@ -604,9 +604,9 @@ func (s *agentServer) event(e agentEvent) {
 	case agentFailed:
 		m.AgentFailed = &agentwire.Text{Text: e.err.Error()}
 	case hostMet:
-		m.Met = &agentwire.Text{}
+		m.Met = &agentwire.Met{}
 	case hostApart:
-		m.Met = &agentwire.Text{Text: e.err.Error()}
+		m.Met = &agentwire.Met{Missing: e.hosts}
 	default:
 		return
 	}

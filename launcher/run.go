@@ -468,7 +468,7 @@ func (r *runner) event(e agentEvent) {
 			r.verbose("all hosts are members after %v", r.acct.Met.Round(time.Millisecond))
 		}
 	case hostApart:
-		r.endFor(ReasonNotStarted, fmt.Sprintf("host %s: %v", r.plan.Hosts[e.host].Name, e.err), syscall.SIGTERM, syscall.SIGKILL)
+		r.endFor(ReasonNotStarted, r.apart(e.host, e.hosts), syscall.SIGTERM, syscall.SIGKILL)
 	case sinkFailed:
 		r.over = true
 		if errBrokenPipe(e.err) {

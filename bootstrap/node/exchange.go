@@ -92,15 +92,15 @@ func (n *Node) checkExchange(hosts []int, by, size int) error {
 	in := false
 	for i, h := range hosts {
 		if h < 0 || h >= n.nodes || i > 0 && h <= hosts[i-1] {
-			return fmt.Errorf("hosts %v of %d", hosts, n.nodes)
+			return fmt.Errorf("hosts %v of %d: want them in ascending order", hosts, n.nodes)
 		}
 		in = in || h == by
 	}
 	switch {
 	case !in:
-		return fmt.Errorf("host %d takes no part", by)
+		return fmt.Errorf("%s takes no part", n.named(by))
 	case size > maxGive:
-		return fmt.Errorf("%d bytes of host %d, the most is %d", size, by, maxGive)
+		return fmt.Errorf("%d bytes of %s, the most is %d", size, n.named(by), maxGive)
 	}
 	return nil
 }
@@ -128,7 +128,7 @@ func (n *Node) given(from int, name string, hosts []int, piece []byte, last bool
 		x.meet[name] = g
 		for _, h := range hosts {
 			if h != 0 && n.store.Lost(h) {
-				err = fmt.Errorf("host %d is lost", h)
+				err = fmt.Errorf("%s is lost", n.named(h))
 			}
 		}
 	}
@@ -136,11 +136,12 @@ func (n *Node) given(from int, name string, hosts []int, piece []byte, last bool
 	switch {
 	case err != nil:
 	case !slices.Equal(g.hosts, hosts):
-		err = fmt.Errorf("host %d takes it for one of hosts %v, others of hosts %v", from, hosts, g.hosts)
+		err = fmt.Errorf("%s takes it for one of %s, others of %s", n.named(from), n.namedAll(hosts), n.namedAll(g.hosts))
+		g.hosts = slices.Compact(slices.Sorted(slices.Values(slices.Concat(g.hosts, hosts)))) // all of them are told
 	case g.whole[i]:
-		err = fmt.Errorf("host %d gives twice", from)
+		err = fmt.Errorf("%s gives twice", n.named(from))
 	case len(g.data[i])+len(piece) > maxGive:
-		err = fmt.Errorf("more than %d bytes of host %d", maxGive, from)
+		err = fmt.Errorf("more than %d bytes of %s", maxGive, n.named(from))
 	}
 	if err == nil {
 		g.data[i] = append(g.data[i], piece...)
@@ -233,9 +234,9 @@ func (n *Node) exchangeMessage(from int, op byte, d *wire.Decoder) error {
 	if i == len(own.data) && i < len(own.hosts) {
 		own.data = append(own.data, nil)
 	}
-	if i != len(own.data)-1 {
+	if i < 0 || i != len(own.data)-1 {
 		x.mu.Unlock()
-		return fmt.Errorf("exchange %s: piece of host %d of %d out of turn", name, i, len(own.hosts))
+		return fmt.Errorf("exchange %s: a piece of the host at %d of %d comes out of turn", name, i, len(own.hosts))
 	}
 	own.data[i] = append(own.data[i], piece...)
 	done := last && i == len(own.hosts)-1

@@ -4,11 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gorun-dev/gorun/bootstrap/internal/store"
+	"github.com/gorun-dev/gorun/bootstrap/internal/wire"
 )
 
 // exchanged is what a host gets.
@@ -101,10 +105,10 @@ func TestExchangeRefused(t *testing.T) {
 		data  []byte
 		want  string
 	}{
-		{"not among them", []int{1}, nil, "exchange x: host 0 takes no part"},
-		{"no such host", []int{0, 2}, nil, "exchange x: hosts [0 2] of 2"},
-		{"out of order", []int{1, 0}, nil, "exchange x: hosts [1 0] of 2"},
-		{"too much", nil, make([]byte, maxGive+1), fmt.Sprintf("exchange x: %d bytes of host 0, the most is %d", maxGive+1, maxGive)},
+		{"not among them", []int{1}, nil, "exchange x: host h0 takes no part"},
+		{"no such host", []int{0, 2}, nil, "exchange x: hosts [0 2] of 2: want them in ascending order"},
+		{"out of order", []int{1, 0}, nil, "exchange x: hosts [1 0] of 2: want them in ascending order"},
+		{"too much", nil, make([]byte, maxGive+1), fmt.Sprintf("exchange x: %d bytes of host h0, the most is %d", maxGive+1, maxGive)},
 	} {
 		if e := c.wait(c.exchange(0, "x", test.hosts, test.data)); e.err == nil || e.err.Error() != test.want {
 			t.Errorf("%s: got error %v, want %s", test.name, e.err, test.want)
@@ -117,6 +121,65 @@ func TestExchangeRefused(t *testing.T) {
 	c.wait(c.exchange(1, "twice", nil, nil))
 	if e := c.wait(first); e.err != nil {
 		t.Errorf("the first of one name: %v", e.err)
+	}
+}
+
+// Hosts that do not agree who takes part get an error, each of them, that names them.
+func TestExchangeDisagrees(t *testing.T) {
+	c := newCluster(t, true, 3, 1)
+	c.startAll()
+	c.ready()
+	one, two := c.exchange(1, "x", nil, nil), c.exchange(2, "x", []int{0, 2}, nil)
+	want := []string{
+		"exchange x: host h2 takes it for one of host h0, host h2, others of host h0, host h1, host h2",
+		"exchange x: host h1 takes it for one of host h0, host h1, host h2, others of host h0, host h2",
+	}
+	for _, got := range []exchanged{c.wait(one), c.wait(two)} {
+		if got.err == nil || !slices.Contains(want, got.err.Error()) {
+			t.Errorf("got error %v, want one of %q", got.err, want)
+		}
+	}
+}
+
+// What other hosts say of meetings, and is wrong, is told with the name of who says it.
+func TestExchangeMessages(t *testing.T) {
+	n := &Node{cfg: Config{NodeOf: []int{0, 1, 2}, Logf: t.Logf}, nodes: 3, store: store.New([]int{0, 1, 2})}
+	defer n.store.Close()
+	n.store.NameHost(1, "b")
+	n.exchanges.init()
+	n.mesh = &mesh{node: n, links: []*link{nil, newLink(&mesh{node: n}, 1), newLink(&mesh{node: n}, 2)}}
+	give := func(hosts []int, last bool, piece []byte) []byte {
+		return encode(opGive, func(e *wire.Encoder) { e.String("x"); e.Ints(hosts); e.Bool(last); e.Bytes(piece) })
+	}
+	given := func(i int) []byte {
+		return encode(opGiven, func(e *wire.Encoder) { e.String("x"); e.String(""); e.Int(i); e.Bool(false); e.Bytes(nil) })
+	}
+	for _, test := range []struct {
+		from, to int
+		messages [][]byte
+		want     string // of the last message's error, or of what host 0 is told
+	}{
+		{1, 0, [][]byte{give([]int{0, 2}, true, nil)}, "exchange x: host b takes no part"},
+		{2, 0, [][]byte{give([]int{0, 1}, true, nil)}, "exchange x: host 2 takes no part"},
+		{1, 0, [][]byte{give([]int{0, 1}, true, nil), give([]int{0, 1}, true, nil)}, "exchange x: host b gives twice"},
+		{2, 0, [][]byte{give([]int{0, 2}, false, make([]byte, maxGive)), give([]int{0, 2}, true, []byte{1})}, fmt.Sprintf("exchange x: more than %d bytes of host 2", maxGive)},
+		{1, 0, [][]byte{encode(opSuspect, func(e *wire.Encoder) { e.Int(2); e.Int(0) })}, "host b speaks for rank 2"},
+		{1, 0, [][]byte{given(0)}, fmt.Sprintf("message of kind %d from host b to host 0", opGiven)},
+		{0, 1, [][]byte{given(-1)}, "exchange x: a piece of the host at -1 of 2 comes out of turn"},
+		{0, 1, [][]byte{given(1)}, "exchange x: a piece of the host at 1 of 2 comes out of turn"},
+	} {
+		n.cfg.Node = test.to
+		var got error
+		n.exchanges.own["x"] = &exchange{hosts: []int{0, 1}, done: func(_ [][]byte, err error) { got = err }}
+		for _, m := range test.messages {
+			if err := n.carryOut(test.from, m); err != nil {
+				got = err
+			}
+		}
+		if got == nil || got.Error() != test.want {
+			t.Errorf("messages of host %d to host %d: got error %v, want %s", test.from, test.to, got, test.want)
+		}
+		n.exchanges.init()
 	}
 }
 
@@ -168,8 +231,8 @@ func TestExchangeLost(t *testing.T) {
 			if lost != 0 && survivor == 0 {
 				survivor = 3 - lost
 			}
-			if e := c.wait(c.exchange(survivor, "later", nil, nil)); e.err == nil {
-				t.Error("an exchange with a host that is lost has no error")
+			if e := c.wait(c.exchange(survivor, "later", nil, nil)); e.err == nil || !strings.Contains(e.err.Error(), fmt.Sprintf("host h%d", lost)) {
+				t.Errorf("an exchange with a host that is lost: got error %v, want one that names host h%d", e.err, lost)
 			}
 			open := c.exchange(lost, "open", nil, nil)
 			c.nodes[lost].Over()

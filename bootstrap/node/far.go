@@ -118,7 +118,7 @@ func (n *Node) farMessage(from int, op byte, d *wire.Decoder) error {
 		for _, s := range states {
 			for _, r := range s.Ranks {
 				if n.cfg.NodeOf[r] != from {
-					return fmt.Errorf("host %d tells of the ledger of rank %d", from, r)
+					return fmt.Errorf("%s tells of the ledger of rank %d", n.named(from), r)
 				}
 			}
 		}

@@ -195,3 +195,19 @@ func TestFarTogether(t *testing.T) {
 		t.Logf("%d messages for %d questions", n, len(c.jobs)*rounds)
 	}
 }
+
+// What only a rank of this host can be asked for is refused with the names of the hosts.
+func TestElsewhere(t *testing.T) {
+	c := newCluster(t, true, 2, 1)
+	c.startAll()
+	c.joinAll()
+	c.ready()
+	defer c.jobs[0].Watch(func(bootstrap.Event) {})()
+	until(t, "rank 0 knows the hosts' names", func() bool { return c.jobs[0].HostName(0) != "" && c.jobs[0].HostName(1) != "" })
+	if _, err := c.jobs[0].Ledger(1); err == nil || err.Error() != "ledger of rank 1: it runs on host h1, this is host h0" {
+		t.Errorf("ledger: got error %v", err)
+	}
+	if _, err := c.jobs[0].Import(t.Context(), 1, "x"); err == nil || err.Error() != `import "x" of rank 1: it runs on host h1, this is host h0` {
+		t.Errorf("import: got error %v", err)
+	}
+}

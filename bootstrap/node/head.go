@@ -70,7 +70,7 @@ func (n *Node) carryOut(from int, b []byte) error {
 	op := b[0]
 	d := wire.Decoder{B: b[1:]}
 	if (n.cfg.Node == 0) != (op < opReply) || n.cfg.Node != 0 && from != 0 {
-		return fmt.Errorf("message of kind %d from host %d to host %d", op, from, n.cfg.Node)
+		return fmt.Errorf("message of kind %d from %s to %s", op, n.named(from), n.named(n.cfg.Node))
 	}
 	if op == opEvents {
 		events := d.Events()
@@ -93,7 +93,7 @@ func (n *Node) carryOut(from int, b []byte) error {
 	}
 	rank := d.Int()
 	if d.Err == nil && (rank < 0 || rank >= len(n.cfg.NodeOf) || n.cfg.Node == 0 && n.cfg.NodeOf[rank] != from) {
-		return fmt.Errorf("host %d speaks for rank %d", from, rank)
+		return fmt.Errorf("%s speaks for rank %d", n.named(from), rank)
 	}
 	switch op {
 	case opStart:

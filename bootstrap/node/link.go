@@ -146,7 +146,7 @@ func (l *link) flush(resend bool) (waiting bool) {
 		}
 		l.out.Unlock()
 		if err := l.mesh.list.SendReliable(to, linkMessage(msgData, l.mesh.node.cfg.Node, acked, from, batch)); err != nil {
-			l.mesh.node.cfg.Logf("send to host %d: %v; again soon", l.host, err)
+			l.mesh.node.cfg.Logf("send to %s: %v; again soon", l.mesh.node.named(l.host), err)
 		}
 		l.out.Lock()
 		if l.isClosed {
@@ -235,7 +235,7 @@ func (l *link) receive(first uint64, batch [][]byte) {
 		delete(l.ahead, l.expected)
 		l.expected++
 		if err := l.mesh.node.carryOut(l.host, b); err != nil {
-			l.mesh.node.cfg.Logf("message of host %d: %v", l.host, err)
+			l.mesh.node.cfg.Logf("message of %s: %v", l.mesh.node.named(l.host), err)
 		}
 	}
 	l.out.Lock()

@@ -108,6 +108,7 @@ func start(ctx context.Context, c Config, settings settings) (*Node, error) {
 	}
 	n.cfg.NodeOf = slices.Clone(c.NodeOf)
 	n.store = store.New(n.cfg.NodeOf)
+	n.store.NameHost(c.Node, c.Host)
 	n.far.init()
 	n.exchanges.init()
 	if len(c.Key) == 0 {
@@ -193,6 +194,23 @@ func (n *Node) Addr() string {
 	return n.mesh.addr()
 }
 
+// named is a host in an error: "host node7", or "host 3" while its name is not known.
+func (n *Node) named(host int) string {
+	if name := n.store.HostName(host); name != "" {
+		return "host " + name
+	}
+	return fmt.Sprintf("host %d", host)
+}
+
+// namedAll are hosts in an error.
+func (n *Node) namedAll(hosts []int) string {
+	names := make([]string, len(hosts))
+	for i, h := range hosts {
+		names[i] = n.named(h)
+	}
+	return strings.Join(names, ", ")
+}
+
 // dataAddr is the address at which ranks of this host take data from those of others: the member's, which the others reach.
 func (n *Node) dataAddr() string {
 	if n.nodes == 1 {
@@ -222,7 +240,21 @@ func (n *Node) AddSeeds(addrs ...string) {
 	}
 }
 
-// Ready waits until every host of the job is a member, as the placement says. The error of a deadline names those that are missing.
+// ApartError says that hosts of the job were no members when a wait for all of them was given up.
+type ApartError struct {
+	Missing []int // hosts, ascending
+	Err     error // of the wait's context
+
+	names string
+}
+
+func (e *ApartError) Error() string {
+	return fmt.Sprintf("wait for the hosts of the job: %v, missing %s", e.Err, e.names)
+}
+
+func (e *ApartError) Unwrap() error { return e.Err }
+
+// Ready waits until every host of the job is a member, as the placement says. The error of a deadline is an *ApartError.
 func (n *Node) Ready(ctx context.Context) error {
 	if n.nodes == 1 {
 		return nil
@@ -231,7 +263,8 @@ func (n *Node) Ready(ctx context.Context) error {
 	case <-n.mesh.complete:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the hosts of job %s: %w, missing %v", n.cfg.Job, ctx.Err(), n.mesh.missing())
+		missing := n.mesh.missing()
+		return &ApartError{Missing: missing, Err: ctx.Err(), names: n.namedAll(missing)}
 	case <-n.quit:
 		return errors.New("wait for the hosts: the node is closed")
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/hashicorp/memberlist"
 
 	"github.com/gorun-dev/gorun/bootstrap"
@@ -187,6 +188,27 @@ func TestLateJoiner(t *testing.T) {
 	}
 	c.join(7)
 	c.want(c.each(func(ctx context.Context, j *bootstrap.Job) error { return j.Barrier(ctx) }))
+}
+
+// Who waits for all hosts in vain hears which are missing.
+func TestReadyMissing(t *testing.T) {
+	c := newCluster(t, true, 3, 1)
+	c.start(0)
+	c.start(1)
+	until(t, "hosts 0 and 1 know each other", func() bool { return c.nodes[1].mesh.member(0) != nil && c.nodes[0].mesh.member(1) != nil })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := c.nodes[1].Ready(ctx)
+	apart, ok := errors.AsType[*ApartError](err)
+	if !ok || !errors.Is(err, context.Canceled) {
+		t.Fatalf("got error %v, want an ApartError", err)
+	}
+	if diff := cmp.Diff(apart.Missing, []int{2}); diff != "" {
+		t.Errorf("missing (-got +want):\n%s", diff)
+	}
+	if want := "wait for the hosts of the job: context canceled, missing host 2"; err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
 }
 
 // Lazy members stay alone until their ranks join, or their time is over.

@@ -277,7 +277,7 @@ func (s *Server) admit(c *conn, h wire.HelloBody, ledger *os.File) (*rank, strin
 	r := s.ranks[h.Rank]
 	s.mu.Unlock()
 	if r == nil {
-		return nil, fmt.Sprintf("rank %d is not on host %d", h.Rank, s.Node)
+		return nil, fmt.Sprintf("rank %d is not on host %s", h.Rank, s.Host)
 	}
 	if ledger == nil {
 		return nil, fmt.Sprintf("rank %d brings no ledger", h.Rank)
@@ -458,7 +458,7 @@ func (s *Server) wantLedger(w want, owner int) {
 	r := s.ranks[owner]
 	switch {
 	case r == nil:
-		sendRefusal(w, "rank %d is not on host %d", owner, s.Node)
+		sendRefusal(w, "rank %d is not on host %s", owner, s.Host)
 	case r.ledger != nil:
 		s.sendLedger(w, r)
 	case r.end != nil:
@@ -479,7 +479,7 @@ func (s *Server) wantExport(w want, owner int, key string) {
 	r := s.ranks[owner]
 	switch {
 	case r == nil:
-		sendRefusal(w, "rank %d is not on host %d", owner, s.Node)
+		sendRefusal(w, "rank %d is not on host %s", owner, s.Host)
 		return
 	case r.end != nil:
 		sendEnd(w, *r.end)

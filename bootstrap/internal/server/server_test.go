@@ -154,7 +154,7 @@ func TestRefusals(t *testing.T) {
 		{"version", with(func(h *wire.HelloBody) { h.Version = 99 }), f.ledger(0), "version 99"},
 		{"job", with(func(h *wire.HelloBody) { h.Job = "other" }), f.ledger(0), "this is job job, not other"},
 		{"size", with(func(h *wire.HelloBody) { h.Size = 3 }), f.ledger(0), "the job has 2 ranks, not 3"},
-		{"rank", with(func(h *wire.HelloBody) { h.Rank = 2 }), f.ledger(2), "rank 2 is not on host 0"},
+		{"rank", with(func(h *wire.HelloBody) { h.Rank = 2 }), f.ledger(2), "rank 2 is not on host a"},
 		{"no ledger", ok, nil, "brings no ledger"},
 		{"not a memfd", ok, plain, "not a memfd"},
 		{"another rank's ledger", ok, f.ledger(1), "not a ledger of this version and rank"},

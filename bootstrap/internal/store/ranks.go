@@ -31,6 +31,13 @@ func (s *Store) NameHost(node int, name string) {
 	s.names[node] = name
 }
 
+// HostName is the name of a host, "" until it is known.
+func (s *Store) HostName(node int) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.names[node]
+}
+
 // hostsOf are the names of the ranks' hosts; nil in a job of one.
 func (s *Store) hostsOf(ranks []int) []string {
 	if len(s.names) <= 1 || len(ranks) == 0 {

@@ -52,7 +52,7 @@ type Message struct {
 	Aborted     *Aborted    `json:",omitempty"`
 	KeeperDied  *KeeperDied `json:",omitempty"`
 	AgentFailed *Text       `json:",omitempty"`
-	Met         *Text       `json:",omitempty"` // the host's node has met all others, or why not
+	Met         *Met        `json:",omitempty"`
 	Doubt       *Doubt      `json:",omitempty"`
 	State       *State      `json:",omitempty"`
 	Reaped      *Reaped     `json:",omitempty"`
@@ -71,6 +71,11 @@ type Message struct {
 
 // Empty has nothing to say beside its kind.
 type Empty struct{}
+
+// Met says that the host's node has met those of all others, or has not in time.
+type Met struct {
+	Missing []int `json:",omitempty"` // hosts that it has not met
+}
 
 // Text is one.
 type Text struct{ Text string }
