@@ -245,16 +245,12 @@ static int join(struct comm **out, int n, const char *path, int rank, const stru
 	return INPROGRESS;
 }
 API int ncclCommInitRank(struct comm **out, int n, unique_id id, int rank) { return join(out, n, id.path, rank, &(struct config){.blocking = 1}); }
-API int ncclCommInitAll(struct comm **out, int n, const int *d) { (void)out, (void)n, (void)d; return fail(3, "not in this library"); }
 /* The file FAKE_TORN stands for the end of a peer's connections. */
 API int ncclCommGetAsyncError(struct comm *c, int *state) {
 	const char *torn = getenv("FAKE_TORN");
 	*state = c->state ? c->state : torn && access(torn, F_OK) == 0 ? 6 : 0;
 	return 0;
 }
-API int ncclCommCount(struct comm *c, int *n) { *n = c->n; return 0; }
-API int ncclCommCuDevice(struct comm *c, int *n) { *n = c->rank; return 0; }
-API int ncclCommUserRank(struct comm *c, int *n) { *n = c->rank; return 0; }
 
 #ifndef NOSPLIT
 /* part makes a communicator of some members: its first one makes the file, by a name that all of them know. */

@@ -1,7 +1,6 @@
 package ncclsys
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/gorun-dev/gorun/cuda/dl"
@@ -110,10 +109,4 @@ func (l *Library) LastError() string {
 		return ""
 	}
 	return dl.GoString(l.f.GetLastError.Call3(0, 0, 0))
-}
-
-// IsMissing reports whether err says that the library lacks a function or feature.
-func IsMissing(err error) bool {
-	var n *dl.NeedError
-	return errors.As(err, &n)
 }

@@ -257,9 +257,6 @@ func (g *gpuRank) run(id UniqueID) (err error) {
 	start := time.Now()
 	c := NewConfig()
 	c.Blocking, c.CommName = 0, "gputest"
-	for _, text := range l.Ignored(c) {
-		g.t.Logf("rank %d: %s", g.rank, text)
-	}
 	if err := l.GroupStart(); err != nil {
 		return err
 	}
@@ -286,15 +283,6 @@ func (g *gpuRank) run(id UniqueID) (err error) {
 		return err
 	}
 	g.t.Logf("rank %d: init took %v", g.rank, time.Since(start).Round(time.Millisecond))
-	n, err := l.CommCount(g.comm)
-	r, err2 := l.CommUserRank(g.comm)
-	dev, err3 := l.CommDevice(g.comm)
-	if err := errors.Join(err, err2, err3); err != nil {
-		return err
-	}
-	if n != g.size || r != g.rank || dev != g.rank {
-		return fmt.Errorf("size %d, rank %d, device %d, want %d, %d, %d", n, r, dev, g.size, g.rank, g.rank)
-	}
 	const most = 1 << 20
 	if g.send, err = l.MemAlloc(most * 4); err != nil {
 		return err

@@ -18,7 +18,7 @@ type Library struct {
 	// The calls with structs by value, through reflection.
 	initRank       func(out *uintptr, size int32, id idByValue, rank int32) int32
 	initRankConfig func(out *uintptr, size int32, id idByValue, rank int32, config unsafe.Pointer) int32
-	team           [3]func(Comm) Team
+	teamLSA        func(Comm) Team
 
 	mu      sync.Mutex       // guards pending
 	pending map[any]struct{} // the handles that the library may still write
@@ -53,21 +53,12 @@ func (l *Library) bind() error {
 		return fmt.Errorf("load %s: %s tells version %d", l.vendor.Name, l.lib.Path(), code)
 	}
 	l.version = DecodeVersion(code)
-	if l.version < paramsSince {
-		for _, r := range f.rows() {
-			if r.since == paramsSince {
-				r.entry.Func = 0
-			}
-		}
-	}
 	f.CommInitRank.Bind(&l.initRank)
 	if f.CommInitRankConfig.Func != 0 {
 		f.CommInitRankConfig.Bind(&l.initRankConfig)
 	}
-	for i, e := range []*dl.Entry{&f.TeamWorld, &f.TeamLsa, &f.TeamRail} {
-		if e.Func != 0 {
-			e.Bind(&l.team[i])
-		}
+	if f.TeamLsa.Func != 0 {
+		f.TeamLsa.Bind(&l.teamLSA)
 	}
 	return nil
 }
@@ -99,10 +90,8 @@ func newPending[T ~uintptr](l *Library, c *configLayout, more ...any) *Pending[T
 	p.pin.Pin(p)
 	if c != nil {
 		p.pin.Pin(c)
-		for _, name := range []unsafe.Pointer{c.netName, c.commName} {
-			if name != nil {
-				p.pin.Pin(name)
-			}
+		if c.commName != nil {
+			p.pin.Pin(c.commName)
 		}
 	}
 	for _, m := range more {

@@ -53,60 +53,15 @@ func (l *Library) WindowUserPtr(comm Comm, w Window) (DevicePtr, error) {
 
 // LSAPtr is the address of an offset of the window as this device sees it in a rank of its load-store domain.
 func (l *Library) LSAPtr(w Window, off uint64, lsaRank int) (DevicePtr, error) {
-	return l.windowPtr(&l.f.GetLsaDevicePointer, w, off, lsaRank)
-}
-
-// PeerPtr is the same by a rank of the communicator; 0 without error says that it cannot be reached by load and store.
-func (l *Library) PeerPtr(w Window, off uint64, peer int) (DevicePtr, error) {
-	return l.windowPtr(&l.f.GetPeerDevicePointer, w, off, peer)
-}
-
-func (l *Library) windowPtr(e *dl.Entry, w Window, off uint64, rank int) (DevicePtr, error) {
 	var p DevicePtr
-	rc := e.Result6(uintptr(w), uintptr(off), u32(int32(rank)), uintptr(unsafe.Pointer(&p)), 0, 0)
-	return p, l.check(e, rc)
+	rc := l.f.GetLsaDevicePointer.Result6(uintptr(w), uintptr(off), u32(int32(lsaRank)), uintptr(unsafe.Pointer(&p)), 0, 0)
+	return p, l.check(&l.f.GetLsaDevicePointer, rc)
 }
 
-// LSAMultimemPtr is the multicast address of an offset of the window in the load-store domain.
-func (l *Library) LSAMultimemPtr(w Window, off uint64) (DevicePtr, error) {
-	var p DevicePtr
-	rc := l.f.GetLsaMultimemDevicePointer.Result3(uintptr(w), uintptr(off), uintptr(unsafe.Pointer(&p)))
-	return p, l.check(&l.f.GetLsaMultimemDevicePointer, rc)
-}
-
-// MultimemPtr is the multicast address by a handle (ncclMultimemHandle, one pointer by value).
-func (l *Library) MultimemPtr(w Window, off uint64, handle DevicePtr) (DevicePtr, error) {
-	var p DevicePtr
-	rc := l.f.GetMultimemDevicePointer.Result6(uintptr(w), uintptr(off), uintptr(handle), uintptr(unsafe.Pointer(&p)), 0, 0)
-	return p, l.check(&l.f.GetMultimemDevicePointer, rc)
-}
-
-// TeamWorld, TeamLSA and TeamRail are the communicator's teams: all ranks, those of the load-store domain, those with
-// the same place in it.
-func (l *Library) TeamWorld(comm Comm) (Team, error) { return l.teamOf(&l.f.TeamWorld, 0, comm) }
-func (l *Library) TeamLSA(comm Comm) (Team, error)   { return l.teamOf(&l.f.TeamLsa, 1, comm) }
-func (l *Library) TeamRail(comm Comm) (Team, error)  { return l.teamOf(&l.f.TeamRail, 2, comm) }
-
-func (l *Library) teamOf(e *dl.Entry, i int, comm Comm) (Team, error) {
-	if l.team[i] == nil {
-		return Team{}, l.fail(e, dl.Absent)
+// TeamLSA is the ranks of the communicator that this device reaches by load and store.
+func (l *Library) TeamLSA(comm Comm) (Team, error) {
+	if l.teamLSA == nil {
+		return Team{}, l.fail(&l.f.TeamLsa, dl.Absent)
 	}
-	return l.team[i](comm), nil
-}
-
-// TeamRankToWorld is the communicator's rank of a team's; TeamRankToLSA the load-store domain's.
-func (l *Library) TeamRankToWorld(comm Comm, t Team, rank int) (int, error) {
-	return l.teamRank(&l.f.TeamRankToWorld, comm, t, rank)
-}
-func (l *Library) TeamRankToLSA(comm Comm, t Team, rank int) (int, error) {
-	return l.teamRank(&l.f.TeamRankToLsa, comm, t, rank)
-}
-
-// teamRank passes the team's 12 bytes as both ABIs do, in two registers. (purego's own way loses the third number on arm64.)
-func (l *Library) teamRank(e *dl.Entry, comm Comm, t Team, rank int) (int, error) {
-	if e.Func == 0 {
-		return 0, l.fail(e, dl.Absent)
-	}
-	low := uint64(uint32(t.Size)) | uint64(uint32(t.Rank))<<32
-	return int(e.Result6(uintptr(comm), uintptr(low), u32(t.Stride), u32(int32(rank)), 0, 0)), nil
+	return l.teamLSA(comm), nil
 }

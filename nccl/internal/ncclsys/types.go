@@ -2,7 +2,6 @@ package ncclsys
 
 import (
 	"runtime"
-	"structs"
 	"sync/atomic"
 )
 
@@ -11,7 +10,6 @@ type (
 	Comm         uintptr
 	Registration uintptr // of CommRegister; 0 after success says: not registered
 	Window       uintptr // 0 after success says: not supported here
-	ParamHandle  uintptr
 	Stream       uintptr // the driver's
 	DevicePtr    uintptr // the driver's
 )
@@ -37,11 +35,6 @@ const (
 	Float8E5M2
 )
 
-// Size is an element's in bytes.
-func (t DataType) Size() int {
-	return int([...]uint8{1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}[t])
-}
-
 // RedOp is a reduction in the library's numbering; RedOpCreatePreMulSum makes further ones.
 type RedOp int32
 
@@ -63,51 +56,13 @@ const (
 
 // Flags.
 const (
-	WindowCollective     = 1 // all ranks use the same offset in each collective: a promise, not checked
-	WindowStrictOrdering = 2
-	WindowAlignment      = 4096 // of a window's address, in bytes
-
-	PolicyEfficiency = 1 // of Config.CTAPolicy
-	PolicyZero       = 2
-
-	ShrinkAbort = 1 // ends what runs on the parent
-
-	NoColor = -1 // of CommSplit: takes no part
-
-	suspendMemory = 1
-)
-
-// MemStat is what CommMemStat tells.
-type MemStat int32
-
-const (
-	MemSuspendable MemStat = iota // bytes that suspend would free
-	MemSuspended                  // 1 if suspended
-	MemPersistent                 // bytes that stay
-	MemTotal                      // bytes in all
+	WindowCollective = 1  // all ranks use the same offset in each collective: a promise, not checked
+	NoColor          = -1 // of CommSplit: takes no part
 )
 
 // Team is a group of ranks with equal distance (ncclTeam_t).
 type Team struct {
 	Size, Rank, Stride int32
-}
-
-// WaitDesc is one signal to wait for (ncclWaitSignalDesc_t).
-type WaitDesc struct {
-	_       structs.HostLayout
-	Count   int32 // signals
-	Peer    int32
-	Index   int32
-	Context int32
-}
-
-// Properties are those of a communicator, from NCCL 2.29.2 on.
-type Properties struct {
-	Rank, Size, Device, NVMLDevice int
-	DeviceAPI, Multimem            bool
-	GINType                        int
-	LSATeams                       int  // 0 before 2.29.7
-	HostRMA                        bool // false before 2.29.7
 }
 
 // Pending is a handle that the library writes, maybe after the call that asked for it: at the end of the group, or when a

@@ -15,24 +15,15 @@ type Vendor struct {
 	Name string // "NCCL"
 	Spec dl.Spec
 
-	id       vendorID
 	prefix   string           // of its functions
 	env      string           // of its settings: "NCCL_"
 	cudaName string           // its name for CUDA in result names
 	lacks    map[Feature]bool // what its hardware or library has in no version
 }
 
-type vendorID uint8
-
-const (
-	ncclID vendorID = iota
-	mcclID
-	rcclID
-)
-
 // NCCL is NVIDIA's.
 var NCCL = &Vendor{
-	Name: "NCCL", id: ncclID, prefix: "nccl", env: "NCCL_", cudaName: "Cuda",
+	Name: "NCCL", prefix: "nccl", env: "NCCL_", cudaName: "Cuda",
 	Spec: dl.Spec{
 		Name: "NCCL", Search: gpulib.NCCL,
 		Symbol: "ncclCommInitRank", Sole: "libnccl.so",
@@ -42,25 +33,25 @@ var NCCL = &Vendor{
 
 // MCCL is Moore Threads'. Other libraries have the same file name.
 var MCCL = &Vendor{
-	Name: "MCCL", id: mcclID, prefix: "mccl", env: "MCCL_", cudaName: "Musa",
+	Name: "MCCL", prefix: "mccl", env: "MCCL_", cudaName: "Musa",
 	Spec: dl.Spec{
 		Name: "MCCL", Search: gpulib.MCCL,
 		Symbol: "mcclCommMuDevice", Sole: "libmccl.so",
 		Foreign: map[string]string{"mcclCommMcDevice": "MetaX's MCCL"},
 	},
 	// Nothing is published about registration by capture: it must not be counted on.
-	lacks: map[Feature]bool{GraphRegister: true, Sharp: true, RAS: true, NVLSMode: true},
+	lacks: map[Feature]bool{GraphRegister: true, Sharp: true},
 }
 
 // RCCL is AMD's. Its functions have NCCL's names.
 var RCCL = &Vendor{
-	Name: "RCCL", id: rcclID, prefix: "nccl", env: "NCCL_", cudaName: "Cuda",
+	Name: "RCCL", prefix: "nccl", env: "NCCL_", cudaName: "Cuda",
 	Spec: dl.Spec{
 		Name: "RCCL", Search: gpulib.RCCL,
 		Symbol: "ncclCommInitRank", Sole: "librccl.so",
 	},
 	// Its 8-bit floats count from NCCL's version on, too: those that it had before are in AMD's own encoding.
-	lacks: map[Feature]bool{Sharp: true, NVLSMode: true},
+	lacks: map[Feature]bool{Sharp: true},
 }
 
 // Vendors are all of them.

@@ -29,37 +29,21 @@ const Newest Version = 23206
 type Feature string
 
 const (
-	Average          Feature = "average"
-	BFloat16         Feature = "bfloat16"
-	Capture          Feature = "graph capture"
-	PreMulSum        Feature = "pre-multiplied sum"
-	NonBlocking      Feature = "non-blocking communicators"
-	Split            Feature = "split"
-	Register         Feature = "registration"
-	GraphRegister    Feature = "registration by graph capture"
-	Allocator        Feature = "the library's allocator"
-	NetSendRecv      Feature = "registered send and receive between hosts"
-	Sharp            Feature = "registered buffers with IB SHARP"
-	Scalable         Feature = "several unique ids"
-	IPCRegister      Feature = "registered buffers within a host"
-	NetRegister      Feature = "registered collectives between hosts"
-	Float8           Feature = "8-bit floats"
-	RAS              Feature = "the RAS service"
-	Windows          Feature = "windows"
-	Shrink           Feature = "shrink"
-	CopyEngine       Feature = "collectives on copy engines"
-	AllToAll         Feature = "all-to-all"
-	Revoke           Feature = "revoke"
-	Grow             Feature = "grow"
-	OneSided         Feature = "one-sided operations"
-	WindowPointers   Feature = "window pointers"
-	MultiSegment     Feature = "registration of memory in several segments"
-	Suspend          Feature = "suspend"
-	CheckModes       Feature = "check modes"
-	TimeoutResult    Feature = "the timeout result"
-	Parameters       Feature = "reading parameters"
-	CollectiveConfig Feature = "settings of one collective"
-	NVLSMode         Feature = "the NVLS mode of a communicator"
+	Average        Feature = "average"
+	BFloat16       Feature = "bfloat16"
+	PreMulSum      Feature = "pre-multiplied sum"
+	NonBlocking    Feature = "non-blocking communicators"
+	Split          Feature = "split"
+	Register       Feature = "registration"
+	GraphRegister  Feature = "registration by graph capture"
+	Sharp          Feature = "registered buffers with IB SHARP"
+	Scalable       Feature = "several unique ids"
+	IPCRegister    Feature = "registered buffers within a host"
+	NetRegister    Feature = "registered collectives between hosts"
+	Float8         Feature = "8-bit floats"
+	Windows        Feature = "windows"
+	Shrink         Feature = "shrink"
+	WindowPointers Feature = "window pointers"
 )
 
 // gate is a feature's version, and a function that must be there for it ("" if none tells).
@@ -69,37 +53,21 @@ type gate struct {
 }
 
 var gates = map[Feature]gate{
-	Average:          {21000, nil},
-	BFloat16:         {21000, nil},
-	Capture:          {20906, nil},
-	PreMulSum:        {21104, func(f *functions) *dl.Entry { return &f.RedOpCreatePreMulSum }},
-	NonBlocking:      {21403, func(f *functions) *dl.Entry { return &f.CommInitRankConfig }},
-	Split:            {21801, func(f *functions) *dl.Entry { return &f.CommSplit }},
-	Register:         {21901, func(f *functions) *dl.Entry { return &f.CommRegister }},
-	GraphRegister:    {21901, nil},
-	Allocator:        {21901, func(f *functions) *dl.Entry { return &f.MemAlloc }},
-	NetSendRecv:      {22000, nil},
-	Sharp:            {22100, nil},
-	Scalable:         {22304, func(f *functions) *dl.Entry { return &f.CommInitRankScalable }},
-	IPCRegister:      {22300, nil},
-	NetRegister:      {22400, nil},
-	Float8:           {22400, nil},
-	RAS:              {22400, nil},
-	Windows:          {22703, func(f *functions) *dl.Entry { return &f.CommWindowRegister }},
-	Shrink:           {22703, func(f *functions) *dl.Entry { return &f.CommShrink }},
-	CopyEngine:       {22800, nil},
-	AllToAll:         {22803, func(f *functions) *dl.Entry { return &f.AlltoAll }},
-	Revoke:           {22807, func(f *functions) *dl.Entry { return &f.CommRevoke }},
-	Grow:             {22902, func(f *functions) *dl.Entry { return &f.CommGrow }},
-	OneSided:         {22902, func(f *functions) *dl.Entry { return &f.PutSignal }},
-	WindowPointers:   {22902, func(f *functions) *dl.Entry { return &f.WinGetUserPtr }},
-	MultiSegment:     {22900, nil},
-	Suspend:          {22907, func(f *functions) *dl.Entry { return &f.CommSuspend }},
-	CheckModes:       {22907, nil},
-	TimeoutResult:    {23003, nil},
-	Parameters:       {23007, func(f *functions) *dl.Entry { return &f.ParamGetParameter }},
-	CollectiveConfig: {23102, func(f *functions) *dl.Entry { return &f.AllReduceConfig }},
-	NVLSMode:         {23200, nil},
+	Average:        {21000, nil},
+	BFloat16:       {21000, nil},
+	PreMulSum:      {21104, func(f *functions) *dl.Entry { return &f.RedOpCreatePreMulSum }},
+	NonBlocking:    {21403, func(f *functions) *dl.Entry { return &f.CommInitRankConfig }},
+	Split:          {21801, func(f *functions) *dl.Entry { return &f.CommSplit }},
+	Register:       {21901, func(f *functions) *dl.Entry { return &f.CommRegister }},
+	GraphRegister:  {21901, nil},
+	Sharp:          {22100, nil},
+	Scalable:       {22304, func(f *functions) *dl.Entry { return &f.CommInitRankScalable }},
+	IPCRegister:    {22300, nil},
+	NetRegister:    {22400, nil},
+	Float8:         {22400, nil},
+	Windows:        {22703, func(f *functions) *dl.Entry { return &f.CommWindowRegister }},
+	Shrink:         {22703, func(f *functions) *dl.Entry { return &f.CommShrink }},
+	WindowPointers: {22902, func(f *functions) *dl.Entry { return &f.WinGetUserPtr }},
 }
 
 // Need is nil if the library has the feature, else "FEATURE needs NCCL X, found NCCL Y" (*dl.NeedError).

@@ -1,4 +1,4 @@
-/* The collective libraries as their makers' headers declare them, for calls, by-value structs and layouts; MCCL and
+/* What gorun uses of the collective libraries as their makers' headers declare them, for calls, by-value structs and layouts; MCCL and
  * RCCL select the maker, VERSION the version (major*10000 + minor*100 + patch). */
 #include "record.h"
 #include <limits.h>
@@ -33,10 +33,6 @@ API const char *F(GetErrorString)(int rc) { return rc == 5 ? "invalid usage (run
 #if VERSION >= 21304
 API const char *F(GetLastError)(comm_t c) { return c ? "wrong argument" : fake_rc == 5 || fake_rc == 99 ? "Duplicate GPU detected" : ""; }
 #endif
-#if VERSION >= 22403
-API void F(ResetDebugInit)(void) { RECORD("-"); }
-#endif
-
 /* The configuration as the header of each version has it. */
 struct config {
 	size_t size;
@@ -142,7 +138,6 @@ API void fake_finish(void) {
 
 D(GetUniqueId, (unique_id *id), for (int i = 0; i < 128; i++) id->internal[i] = (char)i, "out=%d", id != 0)
 D(CommInitRank, (comm_t *out, int n, unique_id id, int rank), made(out, 0), "n=%d id=%s rank=%d", n, hex(&id, 128), rank)
-D(CommInitAll, (comm_t *out, int n, const int *devs), for (int i = 0; i < n; i++) out[i] = (comm_t)(intptr_t)(0x100 + devs[i]), "n=%d first=%d last=%d", n, devs[0], devs[n - 1])
 #define MADE(name, params, cfg, ...)                          \
 	API int F(name) params {                                  \
 		note("%s ", __func__), note(__VA_ARGS__);             \
@@ -164,43 +159,12 @@ MADE(CommSplit, (comm_t comm, int color, int key, comm_t *out, struct config *c)
 #if VERSION >= 22703
 MADE(CommShrink, (comm_t comm, int *ex, int n, comm_t *out, struct config *c, int flags), c, "comm=%p n=%d first=%d last=%d flags=%d", (void *)comm, n, ex[0], ex[n - 1], flags)
 #endif
-#if VERSION >= 22902
-D(CommGetUniqueId, (comm_t c, unique_id *id), memset(id, 0xee, 128), "comm=%p", (void *)c)
-MADE(CommGrow, (comm_t comm, int n, const unique_id *id, int rank, comm_t *out, struct config *c), c, "comm=%p n=%d id=%s rank=%d", (void *)comm, n, id ? hex(id, 128) : "none", rank)
-#endif
-#if VERSION >= 22807
-D(CommRevoke, (comm_t c, int flags), , "comm=%p flags=%d", (void *)c, flags)
-#endif
 D(CommDestroy, (comm_t c), , "comm=%p", (void *)c)
 D(CommAbort, (comm_t c), , "comm=%p", (void *)c)
 D(CommGetAsyncError, (comm_t c, int *rc), *rc = 7, "comm=%p", (void *)c)
 D(CommCount, (comm_t c, int *n), *n = 8, "comm=%p", (void *)c)
 #ifdef MCCL
 D(CommMuDevice, (comm_t c, int *n), *n = 2, "comm=%p", (void *)c)
-#else
-D(CommCuDevice, (comm_t c, int *n), *n = 2, "comm=%p", (void *)c)
-#endif
-D(CommUserRank, (comm_t c, int *n), *n = 3, "comm=%p", (void *)c)
-#if VERSION >= 22907
-D(CommSuspend, (comm_t c, int flags), , "comm=%p flags=%d", (void *)c, flags)
-D(CommResume, (comm_t c), , "comm=%p", (void *)c)
-D(CommMemStats, (comm_t c, int stat, uint64_t *v), *v = 1ull << 40, "comm=%p stat=%d", (void *)c, stat)
-#endif
-#if VERSION >= 22902
-struct properties {
-	size_t size;
-	unsigned magic, version;
-	int rank, nRanks, cudaDev, nvmlDev;
-	_Bool deviceApi, multimem;
-#if VERSION >= 22907
-	int gin, lsaTeams;
-	_Bool hostRma;
-	int railedGin;
-#else
-	unsigned char gin;
-#endif
-};
-D(CommQueryProperties, (comm_t c, struct properties *p), (p->rank = 3, p->nRanks = 8, p->cudaDev = 2, p->nvmlDev = 6, p->deviceApi = 1, p->multimem = 1, p->gin = 3), "comm=%p size=%zu own=%zu magic=%x version=%d", (void *)c, p->size, sizeof *p, p->magic, p->version)
 #endif
 
 #if VERSION >= 21901
@@ -214,20 +178,12 @@ D(CommWindowRegister, (comm_t c, void *p, size_t n, window_t *w, int flags), if 
 D(CommWindowDeregister, (comm_t c, window_t w), , "comm=%p w=%p", (void *)c, (void *)w)
 #endif
 #if VERSION >= 22902
-typedef struct { void *base; } multimem;
 D(WinGetUserPtr, (comm_t c, window_t w, void **p), *p = (void *)0x7000000000, "comm=%p w=%p", (void *)c, (void *)w)
-D(GetLsaMultimemDevicePointer, (window_t w, size_t off, void **p), *p = (void *)0x7000000000, "w=%p off=%zu", (void *)w, off)
-D(GetMultimemDevicePointer, (window_t w, size_t off, multimem m, void **p), *p = (void *)0x7000000000, "w=%p off=%zu handle=%p", (void *)w, off, m.base)
 D(GetLsaDevicePointer, (window_t w, size_t off, int rank, void **p), *p = (void *)0x7000000000, "w=%p off=%zu rank=%d", (void *)w, off, rank)
-D(GetPeerDevicePointer, (window_t w, size_t off, int rank, void **p), *p = (void *)0x7000000000, "w=%p off=%zu rank=%d", (void *)w, off, rank)
 #endif
 #if VERSION >= 22803
 typedef struct { int nRanks, rank, stride; } team;
-API team F(TeamWorld)(comm_t c) { RECORD("comm=%p", (void *)c); return (team){8, 3, 1}; }
 API team F(TeamLsa)(comm_t c) { RECORD("comm=%p", (void *)c); return (team){4, -3, 2}; }
-API team F(TeamRail)(comm_t c) { RECORD("comm=%p", (void *)c); return (team){2, 1, 4}; }
-API int F(TeamRankToWorld)(comm_t c, team t, int rank) { RECORD("comm=%p team=%d,%d,%d rank=%d", (void *)c, t.nRanks, t.rank, t.stride, rank); return 6; }
-API int F(TeamRankToLsa)(comm_t c, team t, int rank) { RECORD("comm=%p team=%d,%d,%d rank=%d", (void *)c, t.nRanks, t.rank, t.stride, rank); return -1; }
 #endif
 
 #define BUFS "send=%p recv=%p n=%zu type=%d", send, recv, n, t
@@ -244,77 +200,13 @@ COLL(Reduce, (const void *send, void *recv, size_t n, type_t t, op_t op, int roo
 COLL(Broadcast, (const void *send, void *recv, size_t n, type_t t, int root, comm_t c, stream_t s), " root=%d", root)
 COLL(AllGather, (const void *send, void *recv, size_t n, type_t t, comm_t c, stream_t s), "%s", "")
 COLL(ReduceScatter, (const void *send, void *recv, size_t n, type_t t, op_t op, comm_t c, stream_t s), " op=%d", op)
-D(Bcast, (void *b, size_t n, type_t t, int root, comm_t c, stream_t s), , "buf=%p n=%zu type=%d root=%d comm=%p stream=%p", b, n, t, root, (void *)c, (void *)s)
 #undef TAIL
 #define TAIL " comm=%p stream=%p", b, n, t, peer, (void *)c, (void *)s
 D(Send, (const void *b, size_t n, type_t t, int peer, comm_t c, stream_t s), , "buf=%p n=%zu type=%d peer=%d" TAIL)
 D(Recv, (void *b, size_t n, type_t t, int peer, comm_t c, stream_t s), , "buf=%p n=%zu type=%d peer=%d" TAIL)
-#undef TAIL
-#define TAIL " comm=%p stream=%p", (void *)c, (void *)s
-#if VERSION >= 22803
-COLL(AlltoAll, (const void *send, void *recv, size_t n, type_t t, comm_t c, stream_t s), "%s", "")
-COLL(Gather, (const void *send, void *recv, size_t n, type_t t, int root, comm_t c, stream_t s), " root=%d", root)
-COLL(Scatter, (const void *send, void *recv, size_t n, type_t t, int root, comm_t c, stream_t s), " root=%d", root)
-#elif defined RCCL
-COLL(AllToAll, (const void *send, void *recv, size_t n, type_t t, comm_t c, stream_t s), "%s", "")
-#endif
 D(GroupStart, (void), , "-")
 D(GroupEnd, (void), , "-")
-#if VERSION >= 22203
-struct sim { size_t size; unsigned magic, version; float time; };
-_Static_assert(sizeof(struct sim) == 24, "the header's size");
-D(GroupSimulateEnd, (struct sim *i), (note("time=%g ", i->time), i->time = 12.5f), "size=%zu magic=%x version=%u", i->size, i->magic, i->version)
-#endif
 #if VERSION >= 21104
 D(RedOpCreatePreMulSum, (op_t *op, void *scalar, type_t t, int where, comm_t c), *op = 77, "scalar=%g type=%d where=%d comm=%p", *(double *)scalar, t, where, (void *)c)
 D(RedOpDestroy, (op_t op, comm_t c), , "op=%d comm=%p", op, (void *)c)
-#endif
-
-#if VERSION >= 23102
-struct coll_config {
-	size_t size;
-	unsigned magic, version;
-	void *ext;
-	int minCTAs, maxCTAs, nvlsCTAs, cga;
-	const char *algo;
-	int force, policy;
-	uint64_t tag;
-#if VERSION >= 23200
-	void *event;
-#endif
-};
-_Static_assert(sizeof(struct coll_config) == (VERSION >= 23200 ? 72 : 64), "the header's size");
-#undef TAIL
-#define TAIL " comm=%p stream=%p size=%zu magic=%x version=%u min=%d max=%d nvls=%d cga=%d algo=%s force=%d policy=%d tag=%llu", (void *)c, (void *)s, \
-	k->size, k->magic, k->version, k->minCTAs, k->maxCTAs, k->nvlsCTAs, k->cga, k->algo, k->force, k->policy, (unsigned long long)k->tag
-#define K const struct coll_config *k
-COLL(AllReduceConfig, (const void *send, void *recv, size_t n, type_t t, op_t op, comm_t c, stream_t s, K), " op=%d", op)
-COLL(ReduceConfig, (const void *send, void *recv, size_t n, type_t t, op_t op, int root, comm_t c, stream_t s, K), " op=%d root=%d", op, root)
-COLL(BroadcastConfig, (const void *send, void *recv, size_t n, type_t t, int root, comm_t c, stream_t s, K), " root=%d", root)
-COLL(AllGatherConfig, (const void *send, void *recv, size_t n, type_t t, comm_t c, stream_t s, K), "%s", "")
-COLL(ReduceScatterConfig, (const void *send, void *recv, size_t n, type_t t, op_t op, comm_t c, stream_t s, K), " op=%d", op)
-COLL(AlltoAllConfig, (const void *send, void *recv, size_t n, type_t t, comm_t c, stream_t s, K), "%s", "")
-COLL(GatherConfig, (const void *send, void *recv, size_t n, type_t t, int root, comm_t c, stream_t s, K), " root=%d", root)
-COLL(ScatterConfig, (const void *send, void *recv, size_t n, type_t t, int root, comm_t c, stream_t s, K), " root=%d", root)
-#endif
-
-#if VERSION >= 22902
-struct wait { int count, peer, index, context; };
-D(PutSignal, (const void *b, size_t n, type_t t, int peer, window_t w, size_t off, int idx, int ctx, unsigned flags, comm_t c, stream_t s), , "buf=%p n=%zu type=%d peer=%d w=%p off=%zu idx=%d ctx=%d flags=%u comm=%p stream=%p", b, n, t, peer, (void *)w, off, idx, ctx, flags, (void *)c, (void *)s)
-D(Signal, (int peer, int idx, int ctx, unsigned flags, comm_t c, stream_t s), , "peer=%d idx=%d ctx=%d flags=%u comm=%p stream=%p", peer, idx, ctx, flags, (void *)c, (void *)s)
-D(WaitSignal, (int n, struct wait *d, comm_t c, stream_t s), , "n=%d last=%d,%d,%d,%d comm=%p stream=%p", n, d[n - 1].count, d[n - 1].peer, d[n - 1].index, d[n - 1].context, (void *)c, (void *)s)
-#endif
-
-#if VERSION >= 23004
-typedef struct fake_param *param_t;
-static const char *keys[] = {"NCCL_GRAPH_REGISTER", "NCCL_ALGO"};
-D(ParamBind, (param_t *h, const char *key), *h = (param_t)0x99, "key=%s", key)
-#define P(kind, type, v) D(ParamGet##kind, (param_t h, type *out), *out = v, "h=%p", (void *)h)
-P(I8, int8_t, -8) P(I16, int16_t, -16) P(I32, int32_t, -32) P(I64, int64_t, -64)
-P(U8, uint8_t, 200) P(U16, uint16_t, 60000) P(U32, uint32_t, 4000000000u) P(U64, uint64_t, 1ull << 40)
-P(Str, const char *, "text")
-D(ParamGet, (param_t h, void *out, int max, int *len), (memcpy(out, "abc", 3), *len = 3), "h=%p max=%d", (void *)h, max)
-D(ParamGetParameter, (const char *key, const char **v, int *len), (*v = "1", *len = 1), "key=%s", key)
-D(ParamGetAllParameterKeys, (const char ***table, int *len), (*table = keys, *len = 2), "out=%d", table && len)
-API void F(ParamDumpAll)(void) { RECORD("-"); }
 #endif
