@@ -221,7 +221,7 @@ func (c *conn) answer(tag uint32, parts ...[]byte) {
 		c.nc.Close()
 		return
 	}
-	c.queue = append(append(c.queue, header{tag: tag, length: uint32(n)}.append(nil)), parts...)
+	c.queue = append(append(c.queue, header{tag: tag, length: uint32(n)}.encode()), parts...)
 	c.wake()
 }
 

@@ -225,7 +225,7 @@ func (c *client) request(cmd uint8, pack func(*packer)) {
 		pack(p)
 	}
 	c.tag++
-	c.send(append(header{tag: c.tag, length: uint32(len(p.b))}.append(nil), p.b...))
+	c.send(append(header{tag: c.tag, length: uint32(len(p.b))}.encode(), p.b...))
 }
 
 // answer is the next one.

@@ -414,11 +414,11 @@ func TestFault(t *testing.T) {
 		{"another packing", func(c *client) { c.send(helloOf(c.ns, 0, "9.0.0", "v91")) }, `has a PMIx library ("9.0.0") that packs as "v91", not as "v3", which is announced`},
 		{"too much", func(c *client) {
 			c.send(helloOf(c.ns, 0, "4.2.2", packing))
-			c.send(header{tag: 100, length: 1 << 30}.append(nil))
+			c.send(header{tag: 100, length: 1 << 30}.encode())
 		}, "does not speak PMIx: a request of 1073741824 bytes, the limit is 67108864"},
 		{"rubbish", func(c *client) {
 			c.send(helloOf(c.ns, 0, "4.2.2", packing))
-			c.send(append(header{tag: 100, length: 5}.append(nil), "gorun"...))
+			c.send(append(header{tag: 100, length: 5}.encode(), "gorun"...))
 		}, "does not speak PMIx: a request has 1735357045 values where one is expected"},
 		{"short", func(c *client) {
 			c.send(helloOf(c.ns, 0, "4.2.2", packing))
@@ -692,7 +692,7 @@ func TestUnread(t *testing.T) {
 	p.count(1)
 	p.u32(1)
 	packInfos(p)
-	one := append(header{tag: 100, length: uint32(len(p.b))}.append(nil), p.b...)
+	one := append(header{tag: 100, length: uint32(len(p.b))}.encode(), p.b...)
 	for {
 		if _, err := a.nc.Write(one); err != nil {
 			if errors.Is(err, os.ErrDeadlineExceeded) {

@@ -65,11 +65,8 @@ const (
 	errNotSupported  status = -47
 )
 
-// Ranks that are none.
-const (
-	rankUndef    = 1<<32 - 1
-	rankWildcard = 1<<32 - 2
-)
+// rankWildcard stands for all ranks.
+const rankWildcard = 1<<32 - 2
 
 // proc names processes: those of a namespace that have the rank.
 type proc struct {
@@ -266,10 +263,7 @@ func (u *unpacker) sized() uint64 {
 }
 
 func (u *unpacker) str() string {
-	b := u.take(uint64(u.u32()))
-	if i := bytes.IndexByte(b, 0); i >= 0 {
-		b = b[:i]
-	}
+	b, _, _ := bytes.Cut(u.take(uint64(u.u32())), []byte{0})
 	return string(b)
 }
 
@@ -277,46 +271,31 @@ func (u *unpacker) bytes() []byte { return u.take(u.sized()) }
 
 func (u *unpacker) proc() proc { return proc{namespace: u.str(), rank: u.u32()} }
 
-// procs are an array as clients pack it: its length, then the array.
-func (u *unpacker) procs() []proc {
-	u.one()
-	n := u.sized()
-	if u.err != nil || n == 0 {
-		return nil
-	}
-	const least = 8
-	if c := u.count(least); uint64(c) != n && u.err == nil {
-		u.fail(fmt.Errorf("has %d processes where %d are announced", c, n))
-	}
-	if u.err != nil {
-		return nil
-	}
-	procs := make([]proc, n)
-	for i := range procs {
-		procs[i] = u.proc()
-	}
-	return procs
+func (u *unpacker) procs() []proc { return list(u, "processes", 8, u.proc) }
+
+// infos are a list; values of types that have no use here are nil.
+func (u *unpacker) infos() []info {
+	return list(u, "values", 10, func() info { return u.info(0) })
 }
 
-// infos are an array as clients pack it. Values of types that have no use here are nil.
-func (u *unpacker) infos() []info {
+// list is an array as clients pack it: its length, then the array, whose elements have at least so many bytes each.
+func list[T any](u *unpacker, what string, least int, element func() T) []T {
 	u.one()
 	n := u.sized()
 	if u.err != nil || n == 0 {
 		return nil
 	}
-	const least = 10
 	if c := u.count(least); uint64(c) != n && u.err == nil {
-		u.fail(fmt.Errorf("has %d values where %d are announced", c, n))
+		u.fail(fmt.Errorf("has %d %s where %d are announced", c, what, n))
 	}
 	if u.err != nil {
 		return nil
 	}
-	infos := make([]info, 0, n)
-	for range n {
-		infos = append(infos, u.info(0))
+	all := make([]T, n)
+	for i := range all {
+		all[i] = element()
 	}
-	return infos
+	return all
 }
 
 func (u *unpacker) info(depth int) info {
@@ -429,8 +408,8 @@ type header struct {
 	length uint32
 }
 
-func (h header) append(b []byte) []byte {
-	b = binary.BigEndian.AppendUint32(b, h.index)
+func (h header) encode() []byte {
+	b := binary.BigEndian.AppendUint32(nil, h.index)
 	b = binary.BigEndian.AppendUint32(b, h.tag)
 	b = binary.BigEndian.AppendUint32(b, h.length)
 	return append(b, 0, 0, 0, 0)
@@ -457,22 +436,19 @@ func readBody(r io.Reader, n uint32) ([]byte, error) {
 
 // hello is a client's first message.
 type hello struct {
-	security   string
-	credential []byte
-	kind       uint8 // 0: a client
-	proc       proc
-	version    string
-	packing    string
-	described  bool // each value has its type
-	store      string
+	kind      uint8 // 0: a client
+	proc      proc
+	version   string
+	packing   string
+	described bool // each value has its type
 }
 
 // parseHello parses the body of a client's first message.
 func parseHello(b []byte) (hello, error) {
 	u := &unpacker{b: b}
 	var h hello
-	h.security = u.cstr()
-	h.credential = u.take(uint64(u.u32()))
+	u.cstr()                // how it proves who it is
+	u.take(uint64(u.u32())) // and that: the kernel is asked instead
 	h.kind = u.u8()
 	if h.kind != 0 {
 		return h, u.err
@@ -485,18 +461,17 @@ func parseHello(b []byte) (hello, error) {
 	h.packing = u.cstr()
 	const described = 2
 	h.described = u.u8() == described
-	h.store = u.cstr()
+	u.cstr() // how it stores what it is told
 	return h, u.err
 }
 
 // cstr is a string that ends with NUL.
 func (u *unpacker) cstr() string {
-	i := bytes.IndexByte(u.b, 0)
-	if i < 0 {
+	s, rest, found := bytes.Cut(u.b, []byte{0})
+	if !found {
 		u.fail(errShort)
 		return ""
 	}
-	s := string(u.b[:i])
-	u.b = u.b[i+1:]
-	return s
+	u.b = rest
+	return string(s)
 }
