@@ -40,7 +40,7 @@ type build struct {
 	arch string // as Go names it
 	hash string // SHA-256, hex
 	data []byte
-	zip  func() []byte
+	zip  func() []byte // data in gzip's form, made once
 }
 
 func readBuild(arch, file string) (*build, error) {
@@ -83,9 +83,6 @@ func newBuild(arch string, data []byte) *build {
 	return b
 }
 
-// zipped is the program in gzip's form, made once.
-func (b *build) zipped() []byte { return b.zip() }
-
 // NewBuilds reads the program of this process; exe is its path for a user's eyes, and says where others stand beside it.
 func NewBuilds(exe string) (*Builds, error) {
 	own, err := ownBuild()
@@ -94,9 +91,6 @@ func NewBuilds(exe string) (*Builds, error) {
 	}
 	return &Builds{own: own, dir: filepath.Dir(exe), other: map[string]*build{}, failed: map[string]error{}}, nil
 }
-
-// Hash is the SHA-256, in hex, of this process's program.
-func (b *Builds) Hash() string { return b.own.hash }
 
 // For is the build for what a host says it is: "arm64 Linux". It is looked for beside gorun, else built if Go is there.
 func (b *Builds) For(ctx context.Context, machine string) (*build, error) {

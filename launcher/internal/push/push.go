@@ -46,10 +46,7 @@ func (s *Started) Read(p []byte) (int, error) { return s.r.Read(p) }
 // block is what the host confirms, one after the other: see script.
 const block = 256 << 10
 
-const (
-	maxNoise = 4 << 10
-	maxLine  = 4 << 10
-)
+const maxNoise = 4 << 10
 
 // Error says why the agent did not start on a host.
 type Error struct {
@@ -248,7 +245,7 @@ func (d *dialogue) line() (string, error) {
 func (d *dialogue) send(b *build, zip bool) error {
 	data, form := b.data, "raw"
 	if zip {
-		data, form = b.zipped(), "gz"
+		data, form = b.zip(), "gz"
 	}
 	size := len(data)
 	if _, err := io.WriteString(d.s, strconv.Itoa(size)+" "+form+"\n"); err != nil {

@@ -128,7 +128,7 @@ func TestShells(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if want := filepath.Join(dir, ".cache/gorun/gorun-"+b.Hash()); first.File != want || !first.Pushed || most == 0 {
+			if want := filepath.Join(dir, ".cache/gorun/gorun-"+b.own.hash); first.File != want || !first.Pushed || most == 0 {
 				t.Errorf("first: %s, pushed %v, %d bytes, want %s", first.File, first.Pushed, most, want)
 			}
 			second, err := talk(t, w, way.Target{Name: "x"}, o)
@@ -138,7 +138,7 @@ func TestShells(t *testing.T) {
 			if second.File != first.File || second.Pushed {
 				t.Errorf("second: %s, pushed %v", second.File, second.Pushed)
 			}
-			if files := names(t, filepath.Join(dir, ".cache/gorun")); !cmp.Equal(files, []string{"gorun-" + b.Hash()}) {
+			if files := names(t, filepath.Join(dir, ".cache/gorun")); !cmp.Equal(files, []string{"gorun-" + b.own.hash}) {
 				t.Errorf("cache: %v", files)
 			}
 		})
@@ -183,7 +183,7 @@ func TestForeignCache(t *testing.T) {
 				t.Fatal(err)
 			}
 			// What a stranger put there under the right name must not run.
-			os.WriteFile(filepath.Join(cache, "gorun", "gorun-"+b.Hash()), []byte("#!/bin/sh\necho evil\n"), 0o755)
+			os.WriteFile(filepath.Join(cache, "gorun", "gorun-"+b.own.hash), []byte("#!/bin/sh\necho evil\n"), 0o755)
 			s, err := talk(t, way.Shell(), way.Target{Name: "x"}, Options{Builds: b})
 			if err != nil {
 				t.Fatal(err)
@@ -219,7 +219,7 @@ func TestPrune(t *testing.T) {
 	for _, n := range names(t, cache) {
 		got[n] = true
 	}
-	if want := map[string]bool{"gorun-0c": true, "gorun-0d": true, "other": true, "gorun-" + b.Hash(): true}; !cmp.Equal(got, want) {
+	if want := map[string]bool{"gorun-0c": true, "gorun-0d": true, "other": true, "gorun-" + b.own.hash: true}; !cmp.Equal(got, want) {
 		t.Errorf("cache: %v, want %v", got, want)
 	}
 }
@@ -237,7 +237,7 @@ func TestAtOnce(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	if files := names(t, filepath.Join(dir, ".cache/gorun")); !cmp.Equal(files, []string{"gorun-" + b.Hash()}) {
+	if files := names(t, filepath.Join(dir, ".cache/gorun")); !cmp.Equal(files, []string{"gorun-" + b.own.hash}) {
 		t.Errorf("cache: %v", files)
 	}
 }
@@ -289,7 +289,7 @@ func TestAtOnceOnTwoHosts(t *testing.T) {
 	first := make(chan error, 1)
 	go func() {
 		s, err := talk(t, slow, way.Target{Name: "x"}, Options{Builds: b, Stall: time.Minute})
-		if err == nil && (s.File != filepath.Join(cache, "gorun-"+b.Hash()) || !s.Pushed) {
+		if err == nil && (s.File != filepath.Join(cache, "gorun-"+b.own.hash) || !s.Pushed) {
 			err = fmt.Errorf("it started %s, pushed %v", s.File, s.Pushed)
 		}
 		first <- err
@@ -307,14 +307,14 @@ func TestAtOnceOnTwoHosts(t *testing.T) {
 	s, err := talk(t, w, way.Target{Name: "y"}, Options{Builds: b})
 	if err != nil {
 		t.Error(err)
-	} else if want := filepath.Join(cache, "gorun-"+b.Hash()); s.File != want || !s.Pushed {
+	} else if want := filepath.Join(cache, "gorun-"+b.own.hash); s.File != want || !s.Pushed {
 		t.Errorf("the second started %s, pushed %v, want %s", s.File, s.Pushed, want)
 	}
 	let()
 	if err := <-first; err != nil {
 		t.Errorf("the first: %v", err)
 	}
-	if files := names(t, cache); !cmp.Equal(files, []string{"gorun-" + b.Hash()}) {
+	if files := names(t, cache); !cmp.Equal(files, []string{"gorun-" + b.own.hash}) {
 		t.Errorf("cache: %v", files)
 	}
 }
@@ -564,7 +564,7 @@ func TestHosts(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if s.File != c.dir+"gorun-"+b.Hash() || s.Pushed != pushed {
+				if s.File != c.dir+"gorun-"+b.own.hash || s.Pushed != pushed {
 					t.Errorf("started %s, pushed %v, want %v from %s", s.File, s.Pushed, pushed, c.dir)
 				}
 				if c.o.RC != "" && !strings.Contains(s.Noise, "welcome") {
@@ -577,7 +577,7 @@ func TestHosts(t *testing.T) {
 					t.Error(err)
 				}
 				for _, f := range files {
-					if strings.Contains(f, "gorun") && f != c.dir+"gorun-"+b.Hash() {
+					if strings.Contains(f, "gorun") && f != c.dir+"gorun-"+b.own.hash {
 						t.Errorf("left behind: %s", f)
 					}
 				}
