@@ -134,40 +134,32 @@ func settings() *yamux.Config {
 
 // Dial is gorun's side of a session whose preface has been read. The Mux owns rwc.
 func Dial(rwc io.ReadWriteCloser) (*Mux, error) {
-	h := &heard{ReadWriteCloser: rwc, streams: map[*stream]bool{}}
-	s, err := yamux.Client(h, settings())
-	if err != nil {
-		return nil, err
-	}
-	c, err := s.OpenStream()
-	if err != nil {
-		s.Close()
-		return nil, fmt.Errorf("open the control stream: %w", err)
-	}
-	return newMux(s, h.stream(c), h), nil
+	return newMux(rwc, yamux.Client, (*yamux.Session).OpenStream, "open")
 }
 
 // Accept is the agent's side of a session whose preface has been written. The Mux owns rwc.
 func Accept(rwc io.ReadWriteCloser) (*Mux, error) {
+	return newMux(rwc, yamux.Server, (*yamux.Session).AcceptStream, "wait for")
+}
+
+// newMux makes one side of a session, and its first stream; verb says how that comes.
+func newMux(rwc io.ReadWriteCloser, side func(io.ReadWriteCloser, *yamux.Config) (*yamux.Session, error), first func(*yamux.Session) (*yamux.Stream, error), verb string) (*Mux, error) {
 	h := &heard{ReadWriteCloser: rwc, streams: map[*stream]bool{}}
-	s, err := yamux.Server(h, settings())
+	s, err := side(h, settings())
 	if err != nil {
 		return nil, err
 	}
-	c, err := s.AcceptStream()
+	c, err := first(s)
 	if err != nil {
 		s.Close()
-		return nil, fmt.Errorf("wait for the control stream: %w", err)
+		return nil, fmt.Errorf("%s the control stream: %w", verb, err)
 	}
-	return newMux(s, h.stream(c), h), nil
-}
-
-func newMux(s *yamux.Session, control net.Conn, h *heard) *Mux {
+	control := h.stream(c)
 	m := &Mux{session: s, control: control, in: bufio.NewReader(control), heard: h, wake: make(chan struct{}, 1), wrote: make(chan struct{}), idle: make(chan struct{})}
 	close(m.idle)
 	h.last.Store(time.Now().UnixNano())
 	go m.write()
-	return m
+	return m, nil
 }
 
 // Send says something. It does not wait; what cannot be sent is lost, and the session broken.
