@@ -2,6 +2,7 @@ package hostfacts
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"net"
 	"os"
@@ -32,9 +33,7 @@ type host struct{ Options }
 
 // Collect gathers the facts of this host.
 func Collect(o Options) *Facts {
-	if o.Root == "" {
-		o.Root = "/"
-	}
+	o.Root = cmp.Or(o.Root, "/")
 	h := host{o}
 	f := &Facts{Kernel: kernel(), Cores: h.cores(), Memory: h.memory(), Limits: limits(), Memfd: memfd(), Clock: h.clock(), Interfaces: interfaces(),
 		InfiniBand: h.names("sys/class/infiniband"), Device: o.Device, GPUs: h.gpus()}
@@ -45,7 +44,7 @@ func Collect(o Options) *Facts {
 	}
 	f.User.Home = h.env("HOME")
 	f.Shm = dir(filepath.Join(o.Root, "dev/shm"))
-	f.Tmp = dir(h.tmp())
+	f.Tmp = dir(cmp.Or(h.env("TMPDIR"), "/tmp"))
 	f.Cache = Dir{Path: "~/.cache/gorun", Owner: -1, Err: "neither XDG_CACHE_HOME nor HOME is set"}
 	if c := h.cache(); c != "" {
 		f.Cache = dir(c)
@@ -74,9 +73,11 @@ func (h host) env(name string) string {
 
 func (h host) path(p string) string { return filepath.Join(h.Root, p) }
 
-// text is a small file's content without the white space around it; "" where it cannot be read.
-func (h host) text(p string) string {
-	b, err := os.ReadFile(h.path(p))
+func (h host) text(p string) string { return Text(h.Root, p) }
+
+// Text is a small file's content without the white space around it; "" where it cannot be read. root is "/".
+func Text(root, p string) string {
+	b, err := os.ReadFile(filepath.Join(root, p))
 	if err != nil {
 		return ""
 	}
@@ -94,13 +95,6 @@ func (h host) names(p string) []string {
 		names = append(names, e.Name())
 	}
 	return names
-}
-
-func (h host) tmp() string {
-	if t := h.env("TMPDIR"); t != "" {
-		return t
-	}
-	return "/tmp"
 }
 
 // cache is where gorun keeps what it has built, and agents that were sent here; "" where the environment does not tell.

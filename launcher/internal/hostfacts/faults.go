@@ -1,6 +1,7 @@
 package hostfacts
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -43,13 +44,8 @@ func (f *Facts) Faults() []Fault {
 	if f.Memfd != "" {
 		stop("allow memfd_create (a seccomp profile of a container?)", "no anonymous shared memory: memfd_create: %s", f.Memfd)
 	}
-	if f.Dir != nil {
-		switch {
-		case f.Dir.Err != "":
-			stop("make it, or give another with --wdir", "working directory %s: %s", f.Dir.Path, f.Dir.Err)
-		case !f.Dir.Exists:
-			stop("make it, or give another with --wdir", "working directory %s: not there", f.Dir.Path)
-		}
+	if d := f.Dir; d != nil && (d.Err != "" || !d.Exists) {
+		stop("make it, or give another with --wdir", "working directory %s: %s", d.Path, cmp.Or(d.Err, "not there"))
 	}
 	for _, p := range f.Programs {
 		if p.Err != "" {
@@ -103,7 +99,7 @@ func (f *Facts) free() int64 {
 func (f *Facts) tmpFaults(warn func(advice, format string, args ...any)) {
 	switch t := f.Tmp; {
 	case t.Err != "" || !t.Exists:
-		warn("make it, or set TMPDIR to another directory", "temporary directory %s: %s", t.Path, orNotThere(t.Err))
+		warn("make it, or set TMPDIR to another directory", "temporary directory %s: %s", t.Path, cmp.Or(t.Err, "not there"))
 	case !t.Write || t.Has("ro"):
 		warn("set TMPDIR to a directory that can be written", "temporary directory %s cannot be written", t.Path)
 	case t.Free < wantTmp:
@@ -191,13 +187,6 @@ func envOf(library string) string {
 		}
 	}
 	return ""
-}
-
-func orNotThere(err string) string {
-	if err == "" {
-		return "not there"
-	}
-	return err
 }
 
 // older compares versions such as "6.1.0-18-amd64" by their leading numbers; what has none is not older.

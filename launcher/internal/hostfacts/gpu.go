@@ -1,7 +1,7 @@
 package hostfacts
 
 import (
-	"fmt"
+	"cmp"
 	"os"
 	"path/filepath"
 	"slices"
@@ -166,15 +166,12 @@ func nvidiaVersion(text string) string {
 
 // String is "NVIDIA H200 at 0000:1b:00.0, /dev/nvidia0".
 func (g GPU) String() string {
-	s := g.Model
-	if s == "" {
-		s = g.Vendor + " GPU"
-	}
+	s := cmp.Or(g.Model, g.Vendor+" GPU")
 	if g.Bus != "" {
 		s += " at " + g.Bus
 	}
 	if g.Device != "" {
-		s += fmt.Sprintf(", %s", g.Device)
+		s += ", " + g.Device
 	}
 	return s
 }

@@ -132,7 +132,7 @@ func (m *Machine) Place(a Ask) (Placement, error) {
 				if v.From != "" {
 					from = " (" + v.From + ")"
 				}
-				return p, fmt.Errorf("%d ranks, but %s visible%s: --gpu-bind hide needs a GPU for each rank", len(a.Ranks), areGPUs(len(v.Tokens)), from)
+				return p, fmt.Errorf("%d ranks, but %s visible%s: --gpu-bind hide needs a GPU for each rank", len(a.Ranks), are(len(v.Tokens), "GPU"), from)
 			}
 			p.Ranks[i].Vars, p.Ranks[i].Alone = v.only(g, r.Env), true
 			p.Ranks[i].Local = "0"
@@ -156,11 +156,20 @@ func counted(n int) string {
 	return strings.Join(list, ",")
 }
 
-func areGPUs(n int) string {
+// count is a number with its noun.
+func count(n int, noun string) string {
 	if n == 1 {
-		return "1 GPU is"
+		return "1 " + noun
 	}
-	return strconv.Itoa(n) + " GPUs are"
+	return strconv.Itoa(n) + " " + noun + "s"
+}
+
+// are is count with "is" or "are" behind it.
+func are(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun + " is"
+	}
+	return count(n, noun) + " are"
 }
 
 // find is the place of a device among the visible ones, as cuda.Open understands it; -1 if it is not there or not certain.
@@ -185,7 +194,7 @@ func (m *Machine) bind(p *Placement, b Bind, near []int, gpus int) {
 	n := len(p.Ranks)
 	crowded := float64(n) > m.usable()
 	if crowded {
-		cpus, quota := cpuCount(len(m.Allowed)), ""
+		cpus, quota := count(len(m.Allowed), "CPU"), ""
 		if m.Quota > 0 && m.Quota < float64(len(m.Allowed)) {
 			cpus, quota = strconv.FormatFloat(m.Quota, 'g', 4, 64)+" CPUs", " (quota of the control group)"
 		}
@@ -222,13 +231,6 @@ func (m *Machine) bind(p *Placement, b Bind, near []int, gpus int) {
 			p.Why = "default: each rank near its GPU"
 		}
 	}
-}
-
-func cpuCount(n int) string {
-	if n == 1 {
-		return "1 CPU"
-	}
-	return strconv.Itoa(n) + " CPUs"
 }
 
 func distinct(list []int) int {
@@ -286,11 +288,11 @@ func (m *Machine) bindCores(p *Placement, b Bind, near []int, crowded bool) {
 	if crowded || each == 0 || each > len(m.Cores)/n {
 		what := "a core"
 		if b.Cores > 1 {
-			what = coreCount(b.Cores)
+			what = count(b.Cores, "core")
 		}
 		p.Why += " needs " + what + " for each rank"
 		if !crowded {
-			p.Why += fmt.Sprintf(", and %s here for %d", areCores(len(m.Cores)), n)
+			p.Why += fmt.Sprintf(", and %s here for %d", are(len(m.Cores), "core"), n)
 		}
 		p.Refused = p.Why
 		return
@@ -303,7 +305,7 @@ func (m *Machine) bindCores(p *Placement, b Bind, near []int, crowded bool) {
 			for k := range each {
 				p.Ranks[i].take(cores[k*n+i])
 			}
-			p.Ranks[i].Where = coreCount(each)
+			p.Ranks[i].Where = count(each, "core")
 		}
 		return
 	}
@@ -322,7 +324,7 @@ func (m *Machine) bindCores(p *Placement, b Bind, near []int, crowded bool) {
 			}
 		}
 		if len(free[at]) >= each {
-			r.Where = coreCount(each)
+			r.Where = count(each, "core")
 			if len(m.Nodes) > 1 {
 				r.Where += " of " + m.whereNode(at, near[i], r.GPU)
 			}
@@ -332,7 +334,7 @@ func (m *Machine) bindCores(p *Placement, b Bind, near []int, crowded bool) {
 			free[at] = free[at][each:]
 			continue
 		}
-		r.Where = coreCount(each) + " of several NUMA nodes" // no node has as many left
+		r.Where = count(each, "core") + " of several NUMA nodes" // no node has as many left
 		for k, left := 0, each; left > 0; k++ {
 			some := min(left, len(free[k]))
 			for _, c := range free[k][:some] {
@@ -342,20 +344,6 @@ func (m *Machine) bindCores(p *Placement, b Bind, near []int, crowded bool) {
 			left -= some
 		}
 	}
-}
-
-func areCores(n int) string {
-	if n == 1 {
-		return "1 core is"
-	}
-	return strconv.Itoa(n) + " cores are"
-}
-
-func coreCount(n int) string {
-	if n == 1 {
-		return "1 core"
-	}
-	return strconv.Itoa(n) + " cores"
 }
 
 // take gives a core to a rank.

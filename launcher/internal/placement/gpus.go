@@ -2,7 +2,6 @@ package placement
 
 import (
 	"cmp"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -62,7 +61,7 @@ func amdNodes(root string) []string {
 	found, _ := filepath.Glob(filepath.Join(files.GlobQuote(root), kfdNodes, "*/gpu_id"))
 	var names []string
 	for _, f := range found {
-		if id, err := os.ReadFile(f); err == nil && strings.TrimSpace(string(id)) != "0" {
+		if id := hostfacts.Text("/", f); id != "" && id != "0" {
 			names = append(names, filepath.Base(filepath.Dir(f)))
 		}
 	}
@@ -77,7 +76,7 @@ func amdGPUs(root string) int { return len(amdNodes(root)) }
 func (g *GPUs) locate(root string) {
 	var all []known
 	node := func(bus string) int {
-		n, err := strconv.Atoi(readText(root, filepath.Join("sys/bus/pci/devices", strings.ToLower(bus), "numa_node")))
+		n, err := strconv.Atoi(hostfacts.Text(root, filepath.Join("sys/bus/pci/devices", strings.ToLower(bus), "numa_node")))
 		if err != nil {
 			return -1
 		}
@@ -92,7 +91,7 @@ func (g *GPUs) locate(root string) {
 		}
 	case g.Count > 0 && g.Vars[0][0] == "ROCR_VISIBLE_DEVICES":
 		for _, name := range amdNodes(root) {
-			all = append(all, known{node: node(amdBus(readText(root, filepath.Join(kfdNodes, name, "properties"))))})
+			all = append(all, known{node: node(amdBus(hostfacts.Text(root, filepath.Join(kfdNodes, name, "properties"))))})
 		}
 	}
 	if len(all) == g.Count {

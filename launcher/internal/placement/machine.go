@@ -3,11 +3,8 @@
 package placement
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/gorun-dev/gorun/launcher/internal/hostfacts"
 )
@@ -51,25 +48,16 @@ func Read(root string, allowed Set, b Bind) *Machine {
 	return m
 }
 
-// readText is a small file's content, "" where it cannot be read.
-func readText(root, name string) string {
-	b, err := os.ReadFile(filepath.Join(root, name))
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
-}
-
 func (m *Machine) readNodes(root string) {
 	const dir = "sys/devices/system/node"
-	online, err := ParseSet(readText(root, dir+"/online"))
+	online, err := ParseSet(hostfacts.Text(root, dir+"/online"))
 	if err != nil {
 		return
 	}
 	var nodes []Node
 	n := 0
 	for _, id := range online {
-		cpus, err := ParseSet(readText(root, dir+"/node"+strconv.Itoa(id)+"/cpulist"))
+		cpus, err := ParseSet(hostfacts.Text(root, dir+"/node"+strconv.Itoa(id)+"/cpulist"))
 		if err != nil {
 			return
 		}
@@ -86,8 +74,8 @@ func (m *Machine) readNodes(root string) {
 
 func (m *Machine) readCores(root string) {
 	var slow, fast Set // Intel's two kinds, where there are two
-	slow, _ = ParseSet(readText(root, "sys/devices/cpu_atom/cpus"))
-	fast, _ = ParseSet(readText(root, "sys/devices/cpu_core/cpus"))
+	slow, _ = ParseSet(hostfacts.Text(root, "sys/devices/cpu_atom/cpus"))
+	fast, _ = ParseSet(hostfacts.Text(root, "sys/devices/cpu_core/cpus"))
 	for i, node := range m.Nodes {
 		seen := map[int]bool{}
 		for _, cpu := range node.CPUs {
@@ -95,16 +83,16 @@ func (m *Machine) readCores(root string) {
 				continue
 			}
 			dir := "sys/devices/system/cpu/cpu" + strconv.Itoa(cpu)
-			text := readText(root, dir+"/topology/core_cpus_list")
+			text := hostfacts.Text(root, dir+"/topology/core_cpus_list")
 			if text == "" {
-				text = readText(root, dir+"/topology/thread_siblings_list") // before Linux 5.3
+				text = hostfacts.Text(root, dir+"/topology/thread_siblings_list") // before Linux 5.3
 			}
 			threads, err := ParseSet(text)
 			if threads = threads.and(node.CPUs); err != nil || !threads.Has(cpu) {
 				threads = Set{cpu}
 			}
 			c := Core{CPUs: threads, Node: i}
-			if n, err := strconv.Atoi(readText(root, dir+"/cpu_capacity")); err == nil {
+			if n, err := strconv.Atoi(hostfacts.Text(root, dir+"/cpu_capacity")); err == nil {
 				c.Speed = n
 			} else if fast.Has(cpu) {
 				c.Speed = 2
