@@ -4,7 +4,7 @@ import "testing"
 
 // The commands of an advice work as they stand, also where a path has spaces.
 func TestAdviceIsQuoted(t *testing.T) {
-	o := &options{user: "me", hostName: "b", port: 22, explicit: true, identities: []string{"/home/a b/id"}}
+	o := &options{user: "me", hostName: "b", port: 22, explicit: true, identities: []string{"/home/a b/id"}, userKnownHosts: []string{"/home/a b/known_hosts"}}
 	for _, c := range []struct {
 		login login
 		want  string
@@ -17,7 +17,7 @@ func TestAdviceIsQuoted(t *testing.T) {
 		}
 	}
 	check := &hostKeyCheck{o: o, h: hop{o: o}}
-	if got, want := check.learn("/home/a b/known_hosts"), "ssh-keyscan b >> '/home/a b/known_hosts'"; got != want {
+	if got, want := check.learn(), "ssh-keyscan b >> '/home/a b/known_hosts'"; got != want {
 		t.Errorf("advice %s, want %s", got, want)
 	}
 	if got, want := word("~/.ssh/known_hosts"), "~/.ssh/known_hosts"; got != want {

@@ -2,6 +2,7 @@ package sshway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -224,10 +225,7 @@ func (e *evaluation) hostName() string {
 }
 
 func (e *evaluation) user() string {
-	if u := e.first["user"].value(); u != "" {
-		return u
-	}
-	return e.who.name
+	return cmp.Or(e.first["user"].value(), e.who.name)
 }
 
 // typing makes typed options of an evaluation's settings.

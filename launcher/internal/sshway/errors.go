@@ -99,7 +99,7 @@ func handshakeFailure(ctx context.Context, h hop, conn *watchedConn, check *host
 	if ae, ok := errors.AsType[*ssh.AlgorithmNegotiationError](err); ok {
 		if strings.Contains(ae.Error(), "host key") {
 			e := failure(h, way.PhaseHostKey, fmt.Errorf("the server has none of the key types known for it: %w", ae), "")
-			e.Advice = "compare the fingerprint, then: " + check.learn(firstOr(h.o.userKnownHosts, "~/.ssh/known_hosts"))
+			e.Advice = "compare the fingerprint, then: " + check.learn()
 			return e
 		}
 		return failure(h, way.PhaseConnect, ae, "take OpenSSH's client by --rsh ssh")
@@ -148,11 +148,4 @@ func handshakeFailure(ctx context.Context, h hop, conn *watchedConn, check *host
 		return failure(h, phase, reason, advice)
 	}
 	return failure(h, phase, cause, "")
-}
-
-func firstOr(list []string, def string) string {
-	if len(list) > 0 {
-		return list[0]
-	}
-	return def
 }

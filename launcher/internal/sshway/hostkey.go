@@ -265,19 +265,18 @@ func (c *hostKeyCheck) explain(err error, key ssh.PublicKey) error {
 	}
 	name := xknownhosts.Normalize(c.names[0])
 	presented := fmt.Sprintf("%s %s", key.Type(), ssh.FingerprintSHA256(key))
-	file := firstOr(c.o.userKnownHosts, "~/.ssh/known_hosts")
 	if re, ok := errors.AsType[*xknownhosts.RevokedError](err); ok {
 		at := fmt.Sprintf("%s:%d", re.Revoked.Filename, re.Revoked.Line)
 		return &hostKeyError{fmt.Sprintf("the key %s is marked @revoked at %s", presented, at), "give the host a new key; a revoked one is never accepted"}
 	}
 	ke, ok := errors.AsType[*xknownhosts.KeyError](err)
 	if !ok {
-		return &hostKeyError{fmt.Sprintf("the certificate %s: %v", presented, err), "a line \"@cert-authority " + name + " KEY\" in " + file + " makes its authority known"}
+		return &hostKeyError{fmt.Sprintf("the certificate %s: %v", presented, err), "a line \"@cert-authority " + name + " KEY\" in " + c.file() + " makes its authority known"}
 	}
 	if len(ke.Want) == 0 {
 		return &hostKeyError{
 			fmt.Sprintf("unknown key %s: %s is in none of %s", presented, name, strings.Join(c.files, ", ")),
-			fmt.Sprintf("compare the fingerprint, then: %s (or gorun --accept-new-host-keys)", c.learn(file)),
+			fmt.Sprintf("compare the fingerprint, then: %s (or gorun --accept-new-host-keys)", c.learn()),
 		}
 	}
 	var at []string
@@ -290,10 +289,18 @@ func (c *hostKeyCheck) explain(err error, key ssh.PublicKey) error {
 	}
 }
 
-// learn is a command that adds the host's key to the file.
-func (c *hostKeyCheck) learn(file string) string {
+// file is where the user keeps the keys of hosts.
+func (c *hostKeyCheck) file() string {
+	if len(c.o.userKnownHosts) == 0 {
+		return "~/.ssh/known_hosts"
+	}
+	return c.o.userKnownHosts[0]
+}
+
+// learn is a command that adds the host's key to the user's file.
+func (c *hostKeyCheck) learn() string {
 	if c.o.jumps == "" && c.o.proxyCommand == "" && c.o.hostKeyAlias == "" {
-		return fmt.Sprintf("ssh-keyscan%s %s >> %s", portFlag(c.o.port), c.o.hostName, word(file))
+		return fmt.Sprintf("ssh-keyscan%s %s >> %s", portFlag(c.o.port), c.o.hostName, word(c.file()))
 	}
 	// A scan goes through no proxy, and knows no alias. OpenSSH's client asks whether to keep the key.
 	cmd := "ssh"

@@ -1,6 +1,7 @@
 package sshway
 
 import (
+	"cmp"
 	"crypto/sha1"
 	"encoding/hex"
 	"errors"
@@ -85,15 +86,11 @@ func (o *options) tokens(who account, jump string) map[byte]string {
 		local = "localhost"
 	}
 	short, _, _ := strings.Cut(local, ".")
-	alias := o.hostKeyAlias
-	if alias == "" {
-		alias = o.original
-	}
 	port := strconv.Itoa(o.port)
 	// OpenSSH's hash of a connection.
 	sum := sha1.Sum([]byte(local + o.hostName + port + o.user + jump))
 	return map[byte]string{
-		'C': hex.EncodeToString(sum[:]), 'd': who.home, 'h': o.hostName, 'i': who.uid, 'j': jump, 'k': alias,
+		'C': hex.EncodeToString(sum[:]), 'd': who.home, 'h': o.hostName, 'i': who.uid, 'j': jump, 'k': cmp.Or(o.hostKeyAlias, o.original),
 		'L': short, 'l': local, 'n': o.original, 'p': port, 'r': o.user, 'u': who.name,
 	}
 }

@@ -4,6 +4,7 @@
 package way
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,10 +23,7 @@ type Target struct {
 
 // Host is the address, or the name where there is no address.
 func (t Target) Host() string {
-	if t.Addr != "" {
-		return t.Addr
-	}
-	return t.Name
+	return cmp.Or(t.Addr, t.Name)
 }
 
 // A Way runs commands on hosts. It is safe for concurrent use.
