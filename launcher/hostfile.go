@@ -40,6 +40,9 @@ func DecodeHostfile(name string, data []byte) ([]Host, error) {
 			if n == 1 && strings.HasPrefix(strings.TrimSpace(text), "[") {
 				return nil, &UsageError{Msg: msg, Hint: "if it is a job file, give it with --job"}
 			}
+			if strings.Contains(words[0].text, ",") {
+				return nil, &UsageError{Msg: msg, Hint: "each host has a line of its own"}
+			}
 			return nil, &UsageError{Msg: msg}
 		}
 		if len(hosts) == maxHosts {

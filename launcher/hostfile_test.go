@@ -39,6 +39,7 @@ func TestDecodeHostfileErrors(t *testing.T) {
 		"a max_slots=0\n":         `hosts:1:13: max_slots "0": must be a number from 1 to 16384`,
 		"a slots=4 max_slots=2\n": "hosts:1:1: host a: 4 slots, more than its max_slots 2",
 		"\n  a:b\n":               `hosts:2:3: host "a:b": slots "b": must be a number from 1 to 16384`,
+		"a\nb, c\n":               `hosts:2:1: host "b,": ',' is in no host's name; each host has a line of its own`,
 		"^a\n":                    "hosts:1:1: a host can't be excluded; leave its line out",
 		"rank 0=a slot=1\n":       "hosts:1:1: this is a line of a rankfile; ranks are placed by --map-by and the order of the hosts",
 		"= a\n":                   "hosts:1:1: a line begins with a host",

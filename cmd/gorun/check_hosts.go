@@ -96,7 +96,11 @@ func (r *checkReport) writeHosts(b *strings.Builder) {
 		fmt.Fprintf(b, ": %s", launcher.HostList(names))
 	}
 	if len(missing) > 0 {
-		fmt.Fprintf(b, "\n%d are not: %s", len(missing), launcher.HostList(missing))
+		are := "are"
+		if len(missing) == 1 {
+			are = "is"
+		}
+		fmt.Fprintf(b, "\n%d %s not: %s", len(missing), are, launcher.HostList(missing))
 	}
 	b.WriteString("\n")
 	var order []string                     // of the lines

@@ -166,7 +166,7 @@ func TestCheckTextOfHosts(t *testing.T) {
 	hosts[2].hostLink = &hostLink{Name: "c", Reached: true, Agent: "/cache/gorun", Reach: []launcher.HostReach{{Host: "a"}, {Host: "b", Err: "no route"}}}
 	hosts[3].hostLink = &hostLink{Name: "d"}
 	const want = `3 of 4 hosts are reached: a b c
-1 are not: d
+1 is not: d
   user         a b: ann
                c: 1001
   kernel       Linux 6.1.0, x86_64

@@ -153,6 +153,9 @@ func (q *request) flags(args []string, job *request) (rest []string, plain bool,
 			value, args = args[0], args[1:]
 		}
 		if err := d.set(q, value); err != nil {
+			if slices.Contains(d.names, "-np") {
+				err = hintCount(err, value)
+			}
 			return nil, false, err
 		}
 	}

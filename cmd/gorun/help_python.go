@@ -5,9 +5,19 @@ of torchrun (see help environment).
 
   torchrun --nproc_per_node 8 train.py      gorun -np 8 python train.py
   torchrun --nnodes 2 ... on each host      gorun -H a:8,b:8 python train.py, on one
+  torchrun -m package.train                 gorun -np 8 python -m package.train
+  torchrun --nproc_per_node gpu             gorun python train.py: a rank for each GPU
+  torchrun --log-dir logs --tee 3           gorun -np 8 --output-dir logs
+  torchrun --log-dir logs --redirects 3     gorun -np 8 --output-dir logs --files-only
   torchrun --max-restarts 3                 gorun --restarts 3
   torchrun --rdzv-id exp7                   gorun -x TORCHELASTIC_RUN_ID=exp7
   accelerate launch --num_processes 8       gorun -np 8
+
+A job is not elastic: it has as many ranks, on the same hosts, from start to end, and nothing
+stands for --nnodes 1:4. With --restarts it starts again as a whole with all of them; where a
+host is gone for good, that is an error (122). --standalone, --node-rank, --master-addr and
+the other --rdzv flags have no counterpart: gorun is started once, and knows all hosts. Where
+these share no files, --stage train.py sends the script, and --stage DIR all of a directory.
 
 PyTorch       torch.distributed.init_process_group() needs no arguments; device_mesh, DDP and
               FSDP follow from it. A rank's GPU is torch.device("cuda", LOCAL_RANK).

@@ -18,11 +18,14 @@ var elsewhere = []struct {
 }{
 	{"machinefile hosts-file default-hostfile", "a file with hosts is given with --hostfile FILE"},
 	{"hosts host-list hostlist nodelist include", "hosts are given with -H a:4,b:4, or in a file with --hostfile FILE"},
-	{"ppn perhost npernode N ntasks-per-node tasks-per-node nproc-per-node slots-per-host num-gpus", "N ranks are -np N, on each of several hosts --map-by ppr:N:node; N slots of a host are -H host:N"},
-	{"nnodes num-nodes nodes", "gorun starts all hosts itself, once: name them with -H a:8,b:8 or --hostfile FILE; inside an allocation it finds them"},
-	{"node-rank machine-rank rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr standalone max-restarts",
+	{"ppn perhost npernode N ntasks-per-node tasks-per-node nproc-per-node slots-per-host num-gpus num-processes", "N ranks are -np N, on each of several hosts --map-by ppr:N:node; N slots of a host are -H host:N"},
+	{"nnodes num-nodes nodes num-machines", "gorun starts all hosts itself, once: name them with -H a:8,b:8 or --hostfile FILE; inside an allocation it finds them; no host comes or goes later"},
+	{"node-rank machine-rank rdzv-backend rdzv-endpoint rdzv-id rdzv-conf master-addr main-process-ip standalone",
 		"gorun is started once, on one host, and gives MASTER_ADDR and MASTER_PORT to the ranks itself: gorun -H a:8,b:8 PROGRAM"},
-	{"master-port", "gorun gives MASTER_PORT to the ranks itself, a free one; another is chosen with -x MASTER_PORT=N"},
+	{"max-restarts", "the job is started again, on the same hosts, with --restarts N"},
+	{"m module no-python", "the program is named as in a shell: gorun -np 4 python train.py, or gorun -np 4 python -m MODULE"},
+	{"monitor-interval", "gorun hears at once that a rank has ended"},
+	{"master-port main-process-port", "gorun gives MASTER_PORT to the ranks itself, a free one; another is chosen with -x MASTER_PORT=N"},
 	{"cpu-bind bind-cores-to-rank binding cpu-affinity numa-binding", "ranks are bound with --bind-to core, core:N (N cores each) or numa"},
 	{"cpus-per-proc cpus-per-rank cpus-per-task cores-per-rank", "N cores for each rank are --bind-to core:N"},
 	{"membind mem-bind", "memory is where the rank first touches it: near its CPUs with --bind-to numa"},
@@ -60,6 +63,19 @@ func hintFor(name string) string {
 		}
 	}
 	return ""
+}
+
+// hintCount says what to use instead of torchrun's words for a number of ranks.
+func hintCount(err error, value string) error {
+	if e, ok := errors.AsType[*launcher.UsageError](err); ok && e.Hint == "" {
+		switch value {
+		case "gpu", "auto":
+			e.Hint = "without -np there is one rank for each GPU"
+		case "cpu":
+			e.Hint = "$(nproc) is the number of CPUs"
+		}
+	}
+	return err
 }
 
 func unknownFlag(name string) error {
