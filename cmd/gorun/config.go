@@ -52,28 +52,7 @@ func newConfigCmd(io stdio) *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, args []string) error {
-			job, places, err := launcher.ReadJobFilePlaces(args[0])
-			if err == nil && job.Hostfile != "" {
-				_, err = launcher.ReadHostfile(job.Hostfile)
-			}
-			if err != nil {
-				return err
-			}
-			var refused error // what gorun FILE refuses is an error here, too, though flags may give the rest
-			for _, i := range launcher.FindIdle(mayBeAway(job), []launcher.Source{ofFile: {Job: job, Places: places}}...) {
-				switch {
-				case !i.Refused:
-					fmt.Fprintf(io.err, "gorun: %s: %s\n", i.From, i.Text(false))
-				case refused == nil:
-					refused = refusal(&i)
-				}
-			}
-			if refused == nil && len(job.Programs()) == 0 {
-				refused = noProgram(args[0])
-			}
-			return refused
-		},
+		RunE: func(_ *cobra.Command, args []string) error { return validate(args[0], io) },
 	}, &cobra.Command{
 		Use:   "schema",
 		Short: "print the JSON Schema of a job file, for editors",
@@ -81,6 +60,63 @@ func newConfigCmd(io stdio) *cobra.Command {
 		RunE:  func(*cobra.Command, []string) error { return written(io.out.Write(launcher.JobSchema())) },
 	}, show)
 	return config
+}
+
+// validate checks a job file: what gorun FILE refuses is an error here, too, though flags may give the rest.
+func validate(file string, io stdio) error {
+	job, places, err := launcher.ReadJobFilePlaces(file)
+	if err != nil {
+		return err
+	}
+	if job.Hostfile != "" {
+		if _, err := launcher.ReadHostfile(job.Hostfile); err != nil {
+			return err
+		}
+	}
+	sources := []launcher.Source{ofFile: {Job: job, Places: places}}
+	var refused error
+	for _, i := range launcher.FindIdle(mayBeAway(job), sources...) {
+		switch {
+		case !i.Refused:
+			fmt.Fprintf(io.err, "gorun: %s: %s\n", i.From, i.Text(false))
+		case refused == nil:
+			refused = refusal(&i)
+		}
+	}
+	switch {
+	case refused != nil:
+		return refused
+	case len(job.Programs()) == 0:
+		return noProgram(file)
+	}
+	env, err := fromEnviron(os.LookupEnv)
+	if err != nil {
+		return err
+	}
+	sources[ofEnviron] = launcher.Source{Job: env, Name: variableName}
+	if sources, err = effective(sources, os.LookupEnv); err != nil {
+		return err
+	}
+	return unplanned(merge(sources), sources)
+}
+
+// unplanned is why no plan can be made of a job, whatever its programs are; nil: one can. What GPUs there are, and what a resource manager gives, are
+// those of another time or machine.
+func unplanned(job launcher.Job, sources []launcher.Source) error {
+	f := launcher.Facts{Host: "localhost", Dir: "/", Environ: os.Environ()}
+	if host, err := os.Hostname(); err == nil {
+		f.Host = host
+	}
+	var err error
+	if job.Hostfile != "" {
+		if f.Hostfile, err = launcher.ReadHostfile(job.Hostfile); err != nil {
+			return err
+		}
+	}
+	if _, err = job.Plan(f); err != nil {
+		return placed(err, job, sources)
+	}
+	return nil
 }
 
 // showConfig prints the settings of a job with their origins.
@@ -95,6 +131,9 @@ func showConfig(q *request, io stdio) error {
 	}
 	job := merge(counted)
 	refused := refusedIn(job, counted)
+	if refused == nil && len(job.Programs()) > 0 {
+		refused = unplanned(job, counted)
+	}
 	settings := launcher.Origins(sources...)
 	if q.json {
 		e := json.NewEncoder(io.out)

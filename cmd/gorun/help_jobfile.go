@@ -50,9 +50,9 @@ const jobFileNCCL = `
 
 const jobFileEnd = `
 A key that is not listed here is an error. gorun config validate FILE checks a file:
-a setting that needs another, as window needs restarts, and a job without a program are
-errors, as for gorun FILE; what else does nothing in it is told, and of a good file nothing.
-Whether program and directory are there gorun check FILE says.
+a setting that needs another, as window needs restarts, more ranks than slots, and a job
+without a program are errors, as for gorun FILE; what else does nothing in it is told, and
+of a good file nothing. Whether program and directory are there gorun check FILE says.
 gorun config show FILE tells each setting and where it comes from. gorun config schema
 prints a JSON Schema:
 #:schema FILE in the first line lets editors complete and check.

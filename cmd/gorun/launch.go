@@ -398,7 +398,7 @@ func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Sourc
 	if err != nil {
 		return nil, err
 	}
-	sources := []launcher.Source{{Job: job, Name: flagName}, {Job: env, Name: func(o *launcher.Option) string { return "variable " + o.Env }}}
+	sources := []launcher.Source{{Job: job, Name: flagName}, {Job: env, Name: variableName}}
 	if file == "" {
 		return sources, nil
 	}
@@ -439,6 +439,9 @@ func flagName(o *launcher.Option) string {
 	}
 	return "flag " + o.Flags[0]
 }
+
+// variableName is where the environment has set an option.
+func variableName(o *launcher.Option) string { return "variable " + o.Env }
 
 // isJobFile reports whether the first argument is a job file and not a program.
 func isJobFile(name string) bool {
