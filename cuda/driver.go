@@ -124,6 +124,7 @@ func newDriverDevice(dev *Device, p Platform, token string) (*driverDevice, erro
 		return nil, err
 	}
 	g := &driverDevice{dev: dev, platform: p, drv: drv, streams: make(map[*driverStream]struct{}), kernels: make(map[kernelKey]*driverModule)}
+	dev.plat = g // which fails at once where the context was lost earlier in this process
 	g.settings, _ = graphSettings(drv)
 	g.pinned.g, g.pinned.limit = g, pinnedLimit
 	if g.id, err = drv.Device(index); err != nil {
@@ -133,10 +134,10 @@ func newDriverDevice(dev *Device, p Platform, token string) (*driverDevice, erro
 		return nil, err
 	}
 	if g.ctx, err = drv.PrimaryCtxRetain(g.id); err != nil {
-		return nil, fmt.Errorf("%s: %w", g, err)
+		return nil, fmt.Errorf("%s: %w", g, g.cause(err))
 	}
 	if err = g.start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", g, err), drv.PrimaryCtxRelease(g.id))
+		return nil, errors.Join(fmt.Errorf("%s: %w", g, g.cause(err)), drv.PrimaryCtxRelease(g.id))
 	}
 	openDevices.change(func(list []*driverDevice) []*driverDevice { return append(list, g) })
 	return g, nil

@@ -1350,6 +1350,12 @@ func runLostGPU() error {
 	case <-ctx.Done():
 		return errors.New("the release callback did not come")
 	}
+	// Nor can it be opened again in this process; what a GPU's driver does then is its matter.
+	if again, err := Open(token); err == nil {
+		again.Close()
+	} else if onFake() && !errors.Is(err, ErrIllegalAddress) {
+		return fmt.Errorf("open a lost device: %v, want ErrIllegalAddress", err)
+	}
 	return errors.Join(m.Free(), s.Close(), s2.Close(), e.Close(), d.Close())
 }
 
