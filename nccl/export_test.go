@@ -78,6 +78,14 @@ func PeerLeft(c *Comm) bool {
 	return p.stop != nil
 }
 
+// Ordered reports whether calls on several streams are ordered one behind the other.
+func Ordered(c *Comm) bool {
+	o := &c.be.(*library).order
+	o.Lock()
+	defer o.Unlock()
+	return o.home != nil
+}
+
 // SetPeerCounts has this rank's blocks go on as if each had done n calls by peer memory. Nothing may be enqueued.
 func SetPeerCounts(ctx context.Context, c *Comm, n uint32) error {
 	p := &c.be.(*library).peer

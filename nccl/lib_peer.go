@@ -180,6 +180,7 @@ func (l *library) openPeer(ctx context.Context) error {
 	}
 	if p.why != "" {
 		p.release()
+		l.leaveHome() // where only another rank has failed
 		return nil
 	}
 	p.limit.Store(peerLimit(len(l.c.ranks)))
