@@ -209,7 +209,7 @@ func (gr *driverGraph) complete() error {
 	if err != nil {
 		return gr.g.cause(err)
 	}
-	gr.nodes, gr.owners = len(nodes), 1
+	gr.nodes, gr.owners = nodes, 1
 	gr.g.releases.count(0, 1)
 	if len(gr.calls) == 0 && len(gr.pieces) == 0 {
 		return nil
@@ -304,7 +304,7 @@ func (gr *driverGraph) instantiate() (platformExec, error) {
 		return nil, &Error{Op: op, Err: err}
 	}
 	defer in.leave()
-	h, err := gr.g.drv.GraphInstantiate(gr.h, 0)
+	h, err := gr.g.drv.GraphInstantiate(gr.h)
 	if err != nil {
 		return nil, &Error{Op: op, Detail: fmt.Sprintf("graph of %d nodes", gr.nodes), Err: gr.g.cause(err)}
 	}

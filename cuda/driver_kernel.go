@@ -161,12 +161,12 @@ func compile(g *driverDevice, name, source string) ([]byte, error) {
 		}
 		compilers.open[g.platform] = c
 	}
-	code, err := c.Compile(source, name+".cu", nil, options...)
+	image, err := c.Compile(source, name+".cu", options...)
 	if err != nil {
 		return nil, err
 	}
-	compilers.images[key] = code.Image
-	return code.Image, nil
+	compilers.images[key] = image
+	return image, nil
 }
 
 func (k *driverKernel) launch(p platformStream, grid Grid, args unsafe.Pointer) error {

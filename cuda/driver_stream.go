@@ -570,7 +570,7 @@ func (s *driverStream) wait(ev platformEvent) error {
 	case from == nil:
 		return s.enqueueLocked(op, func() error { return nil }) // never recorded: nothing to wait for
 	}
-	if err := s.enqueueLocked(op, func() error { return s.g.drv.StreamWaitEvent(s.h, e.h, 0) }); err != nil {
+	if err := s.enqueueLocked(op, func() error { return s.g.drv.StreamWaitEvent(s.h, e.h) }); err != nil {
 		return err
 	}
 	if c != nil {
@@ -605,7 +605,7 @@ func (s *driverStream) behind(p platformStream, ev platformEvent) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.enqueueLocked(op, func() error { return s.g.drv.StreamWaitEvent(s.h, e.h, 0) })
+	return s.enqueueLocked(op, func() error { return s.g.drv.StreamWaitEvent(s.h, e.h) })
 }
 
 // copy refuses what the driver does not define: its copies go in no order.

@@ -542,12 +542,9 @@ API int hipGetDevice(int *d) { *d = current - 1; return current ? 0 : 201; }
 #else
 API int cuDevicePrimaryCtxRetain(uintptr_t *c, int dev) { lock(); contexts++; *c = dev + 1; return unlock(0); }
 API int cuDevicePrimaryCtxRelease_v2(int dev) { (void)dev; lock(); contexts--; return unlock(0); }
-API int cuDevicePrimaryCtxGetState(int dev, u32 *flags, int *active) { (void)dev; *flags = 0; *active = contexts > 0; return 0; }
 API int cuCtxSetCurrent(uintptr_t c) { current = (int)c; return sticky; }
 API int cuCtxGetCurrent(uintptr_t *c) { *c = current; return 0; }
-API int cuCtxGetDevice(int *d) { *d = current - 1; return current ? 0 : 201; }
 #endif
-API int cuCtxSynchronize(void) { return 801; }
 
 API int cuMemAlloc_v2(u64 *p, size_t n) {
 	SAFE;
@@ -756,7 +753,6 @@ API int cuStreamCreate(struct stream **out, u32 flags) {
 	return unlock(0);
 }
 API int cuStreamDestroy_v2(struct stream *s) { SAFE; s->closed = 1; pthread_cond_broadcast(&changed); return unlock(0); }
-API int cuStreamSynchronize(struct stream *s) { (void)s; return 801; }
 API int cuStreamQuery(struct stream *s) {
 	NEED;
 	if (s->cap)
@@ -786,8 +782,6 @@ API int cuEventQuery(struct event *e) {
 		return unlock(e->cap->ended ? 907 : invalidate(e->cap, 907));
 	return unlock(!e->last || e->last->done ? 0 : 600);
 }
-API int cuEventSynchronize(struct event *e) { (void)e; return 801; }
-API int cuEventElapsedTime(float *ms, struct event *a, struct event *b) { (void)ms, (void)a, (void)b; return 801; }
 API int cuStreamWaitEvent(struct stream *s, struct event *e, u32 flags) {
 	NEED;
 	if (flags)
@@ -895,7 +889,6 @@ API int cuGraphDestroy(struct graph *g) {
 	return unlock(0);
 }
 API int cuGraphGetNodes(struct graph *g, void **nodes, size_t *n) { NEED; (void)nodes; *n = g->n; return unlock(0); }
-API int cuGraphNodeGetType(void *n, int *t) { (void)n, (void)t; return 801; }
 API int cuUserObjectCreate(struct object **out, void *arg, hostfn fn, u32 refs, u32 flags) {
 	if (flags != 1)
 		return 1;
@@ -937,7 +930,6 @@ API int cuModuleGetFunction(const char **f, char *m, const char *name) {
 		return unlock(500);
 	return unlock(0);
 }
-API int cuModuleGetGlobal_v2(u64 *p, size_t *n, char *m, const char *name) { (void)p, (void)n, (void)m, (void)name; return 801; }
 struct scale_args { short pad; float *x; long long n; float a; };
 API int cuLaunchKernel(const char *f, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32 smem, struct stream *s, void **params, void **extra) {
 	NEED;

@@ -31,6 +31,4 @@ API int nvrtcGetProgramLog(struct program *p, char *b) { strcpy(b, p->log); retu
 API int nvrtcGetPTXSize(struct program *p, size_t *n) { *n = strlen(p->source) + 1; return 0; }
 API int nvrtcGetPTX(struct program *p, char *b) { strcpy(b, p->source); return 0; }
 API int nvrtcDestroyProgram(struct program **p) { free((*p)->source); free(*p); return 0; }
-API int nvrtcAddNameExpression(struct program *p, const char *n) { (void)p, (void)n; return 1; }
-API int nvrtcGetLoweredName(struct program *p, const char *n, const char **out) { (void)p, (void)n, (void)out; return 1; }
 API const char *nvrtcGetErrorString(int rc) { return rc == 5 ? "invalid option" : "error"; }

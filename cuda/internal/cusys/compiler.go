@@ -11,7 +11,7 @@ import (
 type Compiler struct {
 	lib *dl.Library
 	f   struct {
-		Version, Create, Compile, LogSize, Log, CodeSize, Code, Destroy, AddName, LoweredName, ErrorString dl.Entry
+		Create, Compile, LogSize, Log, CodeSize, Code, Destroy, ErrorString dl.Entry
 	}
 }
 
@@ -38,10 +38,9 @@ func OpenCompiler(v *Vendor) (*Compiler, error) {
 	}
 	f := &c.f
 	if err := lib.Bind([]dl.Symbol{
-		symbol(&f.Version, "Version"), symbol(&f.Create, "CreateProgram"), symbol(&f.Compile, "CompileProgram"),
+		symbol(&f.Create, "CreateProgram"), symbol(&f.Compile, "CompileProgram"),
 		symbol(&f.LogSize, "GetProgramLogSize"), symbol(&f.Log, "GetProgramLog"), symbol(&f.CodeSize, v.codeSize), symbol(&f.Code, v.code),
-		symbol(&f.Destroy, "DestroyProgram"), symbol(&f.AddName, "AddNameExpression"), symbol(&f.LoweredName, "GetLoweredName"),
-		symbol(&f.ErrorString, "GetErrorString"),
+		symbol(&f.Destroy, "DestroyProgram"), symbol(&f.ErrorString, "GetErrorString"),
 	}); err != nil {
 		lib.Close()
 		return nil, err
@@ -49,28 +48,11 @@ func OpenCompiler(v *Vendor) (*Compiler, error) {
 	return c, nil
 }
 
-func (c *Compiler) Library() *dl.Library { return c.lib }
-
 // Close unloads the library; for tests.
 func (c *Compiler) Close() { c.lib.Close() }
 
-// Version is the compiler's.
-func (c *Compiler) Version() (Version, error) {
-	var major, minor int32
-	rc := c.f.Version.Result3(uintptr(unsafe.Pointer(&major)), uintptr(unsafe.Pointer(&minor)), 0)
-	return Version{int(major), int(minor)}, c.check(&c.f.Version, rc)
-}
-
-// Code is a compiled program.
-type Code struct {
-	Image []byte            // for ModuleLoad
-	Log   string            // warnings
-	Names map[string]string // the asked names as the image has them
-}
-
-// Compile compiles source text. name stands in messages; names are C++ expressions ("scale<float>") whose names in the
-// image are wanted; extern "C" functions need none.
-func (c *Compiler) Compile(source, name string, names []string, options ...string) (*Code, error) {
+// Compile compiles source text to what ModuleLoad takes. name stands in messages. The source's kernels are extern "C".
+func (c *Compiler) Compile(source, name string, options ...string) ([]byte, error) {
 	src, file := dl.CString(source), dl.CString(name)
 	var prog program
 	rc := c.f.Create.Result6(uintptr(unsafe.Pointer(&prog)), uintptr(unsafe.Pointer(&src[0])), uintptr(unsafe.Pointer(&file[0])), 0, 0, 0)
@@ -78,13 +60,6 @@ func (c *Compiler) Compile(source, name string, names []string, options ...strin
 		return nil, err
 	}
 	defer c.f.Destroy.Result3(uintptr(unsafe.Pointer(&prog)), 0, 0)
-	for _, n := range names {
-		b := dl.CString(n)
-		rc := c.f.AddName.Result3(uintptr(prog), uintptr(unsafe.Pointer(&b[0])), 0)
-		if err := c.check(&c.f.AddName, rc); err != nil {
-			return nil, fmt.Errorf("%s: %w", n, err)
-		}
-	}
 	opts := make([]unsafe.Pointer, len(options))
 	for i, o := range options {
 		opts[i] = unsafe.Pointer(&dl.CString(o)[0])
@@ -101,21 +76,7 @@ func (c *Compiler) Compile(source, name string, names []string, options ...strin
 	if err := c.check(&c.f.Compile, rc); err != nil {
 		return nil, err
 	}
-	image, err := c.text(&c.f.CodeSize, &c.f.Code, prog)
-	if err != nil {
-		return nil, err
-	}
-	out := &Code{Image: image, Log: dl.Text(log), Names: map[string]string{}}
-	for _, n := range names {
-		b := dl.CString(n)
-		var p uintptr
-		rc := c.f.LoweredName.Result3(uintptr(prog), uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&p)))
-		if err := c.check(&c.f.LoweredName, rc); err != nil {
-			return nil, fmt.Errorf("%s: %w", n, err)
-		}
-		out.Names[n] = dl.GoString(p)
-	}
-	return out, nil
+	return c.text(&c.f.CodeSize, &c.f.Code, prog)
 }
 
 // text reads a result of the compiler by its two calls.

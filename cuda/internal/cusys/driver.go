@@ -44,7 +44,7 @@ func (d *Driver) Version() Version { return d.version }
 func (d *Driver) Close() { d.lib.Close() }
 
 // cells are out arguments of hot calls: a variable of the caller's would be garbage each time.
-var cells = sync.Pool{New: func() any { return new([8]uint64) }}
+var cells = sync.Pool{New: func() any { return new(uint64) }}
 
 // u32 is an int argument.
 func u32[T ~int32](v T) uintptr { return uintptr(uint32(v)) }
@@ -172,17 +172,6 @@ func (d *Driver) PrimaryCtxRelease(dev Device) error {
 	return d.check(&d.f.PrimaryCtxRelease, d.f.PrimaryCtxRelease.Result3(u32(dev), 0, 0))
 }
 
-// PrimaryCtxActive reports whether the process has a primary context on the device. On HIP it always has.
-func (d *Driver) PrimaryCtxActive(dev Device) (bool, error) {
-	if d.vendor.noContexts {
-		return true, nil
-	}
-	var flags uint32
-	var active int32
-	rc := d.f.PrimaryCtxGetState.Result3(u32(dev), uintptr(unsafe.Pointer(&flags)), uintptr(unsafe.Pointer(&active)))
-	return active != 0, d.check(&d.f.PrimaryCtxGetState, rc)
-}
-
 // CtxSetCurrent sets the calling thread's context.
 func (d *Driver) CtxSetCurrent(c Context) error {
 	arg := uintptr(c)
@@ -195,29 +184,14 @@ func (d *Driver) CtxSetCurrent(c Context) error {
 	return d.check(&d.f.CtxSetCurrent, d.f.CtxSetCurrent.Result3(arg, 0, 0))
 }
 
-// CtxCurrent is the calling thread's context; 0 without one.
+// CtxCurrent is the calling thread's context, 0 without one; for tests.
 func (d *Driver) CtxCurrent() (Context, error) {
-	out := cells.Get().(*[8]uint64)
-	defer cells.Put(out)
-	out[0] = 0
-	rc := d.f.CtxGetCurrent.Result3(uintptr(unsafe.Pointer(&out[0])), 0, 0)
-	c := Context(out[0])
+	var c Context
+	rc := d.f.CtxGetCurrent.Result3(uintptr(unsafe.Pointer(&c)), 0, 0)
 	if d.vendor.noContexts {
-		c = Context(uint32(out[0])) + 1
+		c++
 	}
 	return c, d.check(&d.f.CtxGetCurrent, rc)
-}
-
-// CtxDevice is the device of the calling thread's context.
-func (d *Driver) CtxDevice() (Device, error) {
-	var dev Device
-	rc := d.f.CtxGetDevice.Result3(uintptr(unsafe.Pointer(&dev)), 0, 0)
-	return dev, d.check(&d.f.CtxGetDevice, rc)
-}
-
-// CtxSynchronize waits for all work of the calling thread's context.
-func (d *Driver) CtxSynchronize() error {
-	return d.check(&d.f.CtxSynchronize, d.f.CtxSynchronize.Result3(0, 0, 0))
 }
 
 // Callback makes a Go function callable by the driver's threads. A process has at most 2000 of them and none is given

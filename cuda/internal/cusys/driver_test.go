@@ -73,7 +73,7 @@ var testProp = MemProp{Type: AllocPinned, Handles: HandleFD, Location: MemLocati
 const testPropText = "type=1 handles=1 loc=1,3 win32=(nil) comp=0 rdma=1 usage=5"
 
 func calls() []call {
-	access := []MemAccess{{Location: MemLocation{Type: LocationDevice, ID: 3}, Flags: AccessBoth}, {Location: MemLocation{Type: LocationDevice, ID: 4}, Flags: AccessRead}}
+	access := []MemAccess{{Location: MemLocation{Type: LocationDevice, ID: 3}, Flags: AccessBoth}, {Location: MemLocation{Type: LocationDevice, ID: 4}, Flags: 1}}
 	return []call{
 		{"cuInit muInit hipInit", "flags=0", func(d *Driver) (any, error) { return none(d.Init()) }, nil},
 		{"cuDeviceGetCount muDeviceGetCount hipGetDeviceCount", "n=1", func(d *Driver) (any, error) { return one(d.DeviceCount()) }, 3},
@@ -86,11 +86,8 @@ func calls() []call {
 		{"cuDeviceGetP2PAttribute muDeviceGetP2PAttribute -", "what=3 dev=2 peer=7", func(d *Driver) (any, error) { return one(d.PeerAtomics(2, 7)) }, true},
 		{"cuDevicePrimaryCtxRetain muDevicePrimaryCtxRetain -", "dev=4", func(d *Driver) (any, error) { return one(d.PrimaryCtxRetain(4)) }, Context(0x1111222233334444)},
 		{"cuDevicePrimaryCtxRelease_v2 muDevicePrimaryCtxRelease_v2 -", "dev=4", func(d *Driver) (any, error) { return none(d.PrimaryCtxRelease(4)) }, nil},
-		{"cuDevicePrimaryCtxGetState muDevicePrimaryCtxGetState -", "dev=4", func(d *Driver) (any, error) { return one(d.PrimaryCtxActive(4)) }, true},
-		{"cuCtxSetCurrent muCtxSetCurrent -", "ctx=0x1111222233334444", func(d *Driver) (any, error) { return none(d.CtxSetCurrent(0x1111222233334444)) }, nil},
 		{"cuCtxGetCurrent muCtxGetCurrent -", "out=1", func(d *Driver) (any, error) { return one(d.CtxCurrent()) }, Context(0x1111222233334444)},
-		{"cuCtxGetDevice muCtxGetDevice hipGetDevice", "dev=1", func(d *Driver) (any, error) { return one(d.CtxDevice()) }, Device(4)},
-		{"cuCtxSynchronize muCtxSynchronize hipDeviceSynchronize", "-", func(d *Driver) (any, error) { return none(d.CtxSynchronize()) }, nil},
+		{"cuCtxSetCurrent muCtxSetCurrent -", "ctx=0x1111222233334444", func(d *Driver) (any, error) { return none(d.CtxSetCurrent(0x1111222233334444)) }, nil},
 
 		{"cuMemAlloc_v2 muMemAlloc_v2 hipMalloc", "bytes=8589934592", func(d *Driver) (any, error) { return one(d.MemAlloc(1 << 33)) }, DevicePtr(base + 1)},
 		{"cuMemFree_v2 muMemFree_v2 hipFree", "p=7000000001", func(d *Driver) (any, error) { return none(d.MemFree(base + 1)) }, nil},
@@ -116,9 +113,8 @@ func calls() []call {
 		}, nil},
 		{"cuMemsetD8Async muMemsetD8Async hipMemsetD8Async", "dst=7000000000 v=255 n=9 stream=0x5555666677778888", func(d *Driver) (any, error) { return none(d.Set8(base, 255, 9, handle)) }, nil},
 		{"cuMemsetD32Async muMemsetD32Async hipMemsetD32Async", "dst=7000000000 v=4294967295 n=9 stream=0x5555666677778888", func(d *Driver) (any, error) { return none(d.Set32(base, 1<<32-1, 9, handle)) }, nil},
-		{"cuMemGetAddressRange_v2 muMemGetAddressRange_v2 hipMemGetAddressRange", "p=7000000123", func(d *Driver) (any, error) { return two(d.AddressRange(base + 0x123)) }, []any{DevicePtr(base), uint64(1 << 33)}},
-		{"cuPointerGetAttributes muPointerGetAttributes hipDrvPointerGetAttributes", "n=7 p=7000000123 attrs=2,9,10,11,12,14,15,", func(d *Driver) (any, error) { return one(d.PointerInfo(base + 0x123)) },
-			PointerInfo{Type: MemoryDevice, Device: 3, Base: base, Size: 1 << 33, Handles: HandleFD | HandleFabric, LegacyIPC: true, RDMA: true}},
+		{"cuPointerGetAttributes muPointerGetAttributes hipDrvPointerGetAttributes", "n=6 p=7000000123 attrs=2,9,10,11,12,14,", func(d *Driver) (any, error) { return one(d.PointerInfo(base + 0x123)) },
+			PointerInfo{Type: MemoryDevice, Device: 3, Base: base, Size: 1 << 33, Handles: HandleFD | HandleFabric, LegacyIPC: true}},
 
 		{"cuMemGetAllocationGranularity muMemGetAllocationGranularity hipMemGetAllocationGranularity", testPropText + " opt=1", func(d *Driver) (any, error) {
 			p := testProp
@@ -135,29 +131,17 @@ func calls() []call {
 		{"cuMemUnmap muMemUnmap hipMemUnmap", "p=7000000000 bytes=8589934592", func(d *Driver) (any, error) { return none(d.MemUnmap(base, 1<<33)) }, nil},
 		{"cuMemSetAccess muMemSetAccess hipMemSetAccess", "p=7000000000 bytes=8589934592 count=2 first=1,3,3 last=1,4,1", func(d *Driver) (any, error) { return none(d.MemSetAccess(base, 1<<33, access)) }, nil},
 		{"cuMemRetainAllocationHandle muMemRetainAllocationHandle hipMemRetainAllocationHandle", "p=7000000000", func(d *Driver) (any, error) { return one(d.MemRetain(base)) }, AllocHandle(shared)},
-		{"cuMemGetAllocationPropertiesFromHandle muMemGetAllocationPropertiesFromHandle hipMemGetAllocationPropertiesFromHandle", "h=aaaabbbbccccdddd", func(d *Driver) (any, error) { return one(d.MemProperties(shared)) },
-			MemProp{Type: 1, Handles: HandleFD | HandleFabric, Location: MemLocation{Type: 1, ID: 3}, RDMA: 1}},
 		{"cuMemExportToShareableHandle muMemExportToShareableHandle hipMemExportToShareableHandle", "h=aaaabbbbccccdddd type=1 flags=0", func(d *Driver) (any, error) { return one(d.MemExportFD(shared)) }, 77},
 		{"cuMemImportFromShareableHandle muMemImportFromShareableHandle hipMemImportFromShareableHandle", "fd=77 type=1", func(d *Driver) (any, error) { return one(d.MemImportFD(77)) }, AllocHandle(shared)},
-		{"cuMemExportToShareableHandle muMemExportToShareableHandle hipMemExportToShareableHandle", "h=aaaabbbbccccdddd type=8 flags=0", func(d *Driver) (any, error) { return one(d.MemExportFabric(shared)) }, FabricHandle([]byte(strings.Repeat("\xcd", 64)))},
-		{"cuMemImportFromShareableHandle muMemImportFromShareableHandle hipMemImportFromShareableHandle", "fabric=" + strings.Repeat("ef", 64) + "0 type=8", func(d *Driver) (any, error) {
-			return one(d.MemImportFabric(FabricHandle([]byte(strings.Repeat("\xef", 64)))))
-		}, AllocHandle(shared)},
 
 		{"cuStreamCreate muStreamCreate hipStreamCreateWithFlags", "flags=1", func(d *Driver) (any, error) { return one(d.StreamCreate(StreamNonBlocking)) }, Stream(handle)},
 		{"cuStreamDestroy_v2 muStreamDestroy_v2 hipStreamDestroy", "s=0x5555666677778888", func(d *Driver) (any, error) { return none(d.StreamDestroy(handle)) }, nil},
-		{"cuStreamSynchronize muStreamSynchronize hipStreamSynchronize", "s=0x5555666677778888", func(d *Driver) (any, error) { return none(d.StreamSynchronize(handle)) }, nil},
 		{"cuStreamQuery muStreamQuery hipStreamQuery", "s=0x5555666677778888", func(d *Driver) (any, error) { return one(d.StreamQuery(handle)) }, true},
-		{"cuStreamWaitEvent muStreamWaitEvent hipStreamWaitEvent", "s=0x5555666677778888 e=0x7 flags=1", func(d *Driver) (any, error) { return none(d.StreamWaitEvent(handle, 7, EventExternal)) }, nil},
-		{"cuEventCreate muEventCreate hipEventCreateWithFlags", "flags=3", func(d *Driver) (any, error) {
-			return one(d.EventCreate(EventBlockingSync | EventDisableTiming))
-		}, Event(handle)},
+		{"cuStreamWaitEvent muStreamWaitEvent hipStreamWaitEvent", "s=0x5555666677778888 e=0x7 flags=0", func(d *Driver) (any, error) { return none(d.StreamWaitEvent(handle, 7)) }, nil},
+		{"cuEventCreate muEventCreate hipEventCreateWithFlags", "flags=2", func(d *Driver) (any, error) { return one(d.EventCreate(EventDisableTiming)) }, Event(handle)},
 		{"cuEventDestroy_v2 muEventDestroy_v2 hipEventDestroy", "e=0x5555666677778888", func(d *Driver) (any, error) { return none(d.EventDestroy(handle)) }, nil},
 		{"cuEventRecord muEventRecord hipEventRecord", "e=0x5555666677778888 s=0x7", func(d *Driver) (any, error) { return none(d.EventRecord(handle, 7)) }, nil},
-		{"cuEventRecordWithFlags muEventRecordWithFlags hipEventRecordWithFlags", "e=0x5555666677778888 s=0x7 flags=1", func(d *Driver) (any, error) { return none(d.EventRecordWithFlags(handle, 7, EventExternal)) }, nil},
 		{"cuEventQuery muEventQuery hipEventQuery", "e=0x5555666677778888", func(d *Driver) (any, error) { return one(d.EventQuery(handle)) }, true},
-		{"cuEventSynchronize muEventSynchronize hipEventSynchronize", "e=0x5555666677778888", func(d *Driver) (any, error) { return none(d.EventSynchronize(handle)) }, nil},
-		{"cuEventElapsedTime muEventElapsedTime hipEventElapsedTime", "from=0x5555666677778888 to=0x7", func(d *Driver) (any, error) { return one(d.EventElapsed(handle, 7)) }, float32(1.5)},
 		{"cuLaunchHostFunc muLaunchHostFunc hipLaunchHostFunc", "s=0x5555666677778888 arg=0x2a", func(d *Driver) (any, error) {
 			callbackArg = 0
 			err := d.LaunchHostFunc(handle, callback, 42)
@@ -167,38 +151,23 @@ func calls() []call {
 		{"cuStreamBeginCapture_v2 muStreamBeginCapture_v2 hipStreamBeginCapture", "s=0x5555666677778888 mode=1", func(d *Driver) (any, error) { return none(d.StreamBeginCapture(handle, CaptureThreadLocal)) }, nil},
 		{"cuStreamEndCapture muStreamEndCapture hipStreamEndCapture", "s=0x7", func(d *Driver) (any, error) { return one(d.StreamEndCapture(7)) }, Graph(handle)},
 		{"cuStreamIsCapturing muStreamIsCapturing hipStreamIsCapturing", "s=0x7", func(d *Driver) (any, error) { return one(d.StreamCaptureStatus(7)) }, CaptureActive},
-		{"cuStreamGetCaptureInfo_v2 muStreamGetCaptureInfo_v2 hipStreamGetCaptureInfo_v2", "s=0x7", func(d *Driver) (any, error) { return one(d.StreamCaptureInfo(7)) },
-			CaptureInfo{Status: CaptureActive, ID: 12, Graph: 0x99, Deps: []GraphNode{0x101, 0x102}}},
-		{"cuStreamUpdateCaptureDependencies muStreamUpdateCaptureDependencies hipStreamUpdateCaptureDependencies", "s=0x7 n=2 first=0x101 last=0x102 flags=1", func(d *Driver) (any, error) {
-			return none(d.StreamSetCaptureDependencies(7, []GraphNode{0x101, 0x102}))
-		}, nil},
-		{"cuStreamUpdateCaptureDependencies muStreamUpdateCaptureDependencies hipStreamUpdateCaptureDependencies", "s=0x7 n=1 first=0x101 last=0x101 flags=0", func(d *Driver) (any, error) {
-			return none(d.StreamAddCaptureDependencies(7, []GraphNode{0x101}))
-		}, nil},
 		{"cuThreadExchangeStreamCaptureMode muThreadExchangeStreamCaptureMode hipThreadExchangeStreamCaptureMode", "was=2 .out=1", func(d *Driver) (any, error) { return one(d.ExchangeCaptureMode(CaptureRelaxed)) }, CaptureGlobal},
-		{"cuGraphInstantiateWithFlags muGraphInstantiateWithFlags hipGraphInstantiateWithFlags", "g=0x7 flags=2", func(d *Driver) (any, error) { return one(d.GraphInstantiate(7, GraphUpload)) }, GraphExec(handle)},
-		{"cuGraphUpload muGraphUpload hipGraphUpload", "x=0x5555666677778888 s=0x7", func(d *Driver) (any, error) { return none(d.GraphUpload(handle, 7)) }, nil},
+		{"cuGraphInstantiateWithFlags muGraphInstantiateWithFlags hipGraphInstantiateWithFlags", "g=0x7 flags=0", func(d *Driver) (any, error) { return one(d.GraphInstantiate(7)) }, GraphExec(handle)},
 		{"cuGraphLaunch muGraphLaunch hipGraphLaunch", "x=0x5555666677778888 s=0x7", func(d *Driver) (any, error) { return none(d.GraphLaunch(handle, 7)) }, nil},
 		{"cuGraphExecDestroy muGraphExecDestroy hipGraphExecDestroy", "x=0x5555666677778888", func(d *Driver) (any, error) { return none(d.GraphExecDestroy(handle)) }, nil},
 		{"cuGraphDestroy muGraphDestroy hipGraphDestroy", "g=0x5555666677778888", func(d *Driver) (any, error) { return none(d.GraphDestroy(handle)) }, nil},
-		{"cuGraphGetNodes+cuGraphGetNodes muGraphGetNodes+muGraphGetNodes hipGraphGetNodes+hipGraphGetNodes", "g=0x7 nodes=0 n=1+g=0x7 nodes=1 n=1", func(d *Driver) (any, error) { return one(d.GraphNodes(7)) }, []GraphNode{0x101, 0x102}},
-		{"cuGraphNodeGetType muGraphNodeGetType hipGraphNodeGetType", "n=0x101", func(d *Driver) (any, error) { return one(d.GraphNodeType(0x101)) }, NodeHost},
-		{"cuGraphClone muGraphClone hipGraphClone", "g=0x7", func(d *Driver) (any, error) { return one(d.GraphClone(7)) }, Graph(handle)},
-		{"cuGraphDebugDotPrint muGraphDebugDotPrint hipGraphDebugDotPrint", "g=0x7 path=/tmp/x.dot flags=0", func(d *Driver) (any, error) { return none(d.GraphDot(7, "/tmp/x.dot")) }, nil},
+		{"cuGraphGetNodes muGraphGetNodes hipGraphGetNodes", "g=0x7 nodes=0 n=1", func(d *Driver) (any, error) { return one(d.GraphNodes(7)) }, 2},
 		{"cuUserObjectCreate muUserObjectCreate hipUserObjectCreate", "arg=0x2b count=1 flags=1", func(d *Driver) (any, error) {
 			callbackArg = 0
 			o, err := d.UserObjectCreate(callback, 43)
 			return []any{o, callbackArg}, err
 		}, []any{UserObject(handle), uint64(43)}},
-		{"cuUserObjectRetain muUserObjectRetain hipUserObjectRetain", "o=0x7 n=2", func(d *Driver) (any, error) { return none(d.UserObjectRetain(7, 2)) }, nil},
 		{"cuUserObjectRelease muUserObjectRelease hipUserObjectRelease", "o=0x7 n=2", func(d *Driver) (any, error) { return none(d.UserObjectRelease(7, 2)) }, nil},
 		{"cuGraphRetainUserObject muGraphRetainUserObject hipGraphRetainUserObject", "g=0x7 o=0x5555666677778888 n=1 flags=1", func(d *Driver) (any, error) { return none(d.GraphGiveUserObject(7, handle)) }, nil},
-		{"cuGraphReleaseUserObject muGraphReleaseUserObject hipGraphReleaseUserObject", "g=0x7 o=0x5555666677778888 n=1", func(d *Driver) (any, error) { return none(d.GraphReleaseUserObject(7, handle)) }, nil},
 
 		{"cuModuleLoadDataEx muModuleLoadDataEx hipModuleLoadDataEx", "image=.version 8.0 n=2 options=5,6 size=8191", func(d *Driver) (any, error) { return one(d.ModuleLoad([]byte(".version 8.0"))) }, Module(handle)},
 		{"cuModuleUnload muModuleUnload hipModuleUnload", "m=0x5555666677778888", func(d *Driver) (any, error) { return none(d.ModuleUnload(handle)) }, nil},
 		{"cuModuleGetFunction muModuleGetFunction hipModuleGetFunction", "m=0x7 name=saxpy", func(d *Driver) (any, error) { return one(d.ModuleFunction(7, "saxpy")) }, Function(handle)},
-		{"cuModuleGetGlobal_v2 muModuleGetGlobal_v2 hipModuleGetGlobal", "m=0x7 name=table", func(d *Driver) (any, error) { return two(d.ModuleGlobal(7, "table")) }, []any{DevicePtr(base), uint64(1 << 33)}},
 		{"cuLaunchKernel muLaunchKernel hipModuleLaunchKernel", "f=0x5555666677778888 grid=1,2,3 block=4,5,6 smem=7 s=0x8 params=-9,2.5 extra=0", func(d *Driver) (any, error) {
 			i, f := int32(-9), 2.5
 			return none(d.LaunchKernel(handle, Dim{1, 2, 3}, Dim{4, 5, 6}, 7, 8, []unsafe.Pointer{unsafe.Pointer(&i), unsafe.Pointer(&f)}))
@@ -325,15 +294,19 @@ func TestOldLibraries(t *testing.T) {
 			for _, c := range calls() {
 				_, err := c.do(f.Driver)
 				f.log()
-				if err != nil && !IsMissing(err) && !strings.Contains(err.Error(), "fabric") {
+				if err != nil && !IsMissing(err) {
 					t.Errorf("%s: %v", c.names, err)
 				}
 				if IsMissing(err) {
 					missing++
 				}
 			}
-			if missing < 20 {
-				t.Errorf("only %d calls were refused as missing", missing)
+			want := 15
+			if v == HIP {
+				want++ // it never has DeviceGetP2PAttribute
+			}
+			if missing != want {
+				t.Errorf("%d calls were refused as missing, want %d", missing, want)
 			}
 			if id, err := f.DeviceUUID(2); err != nil || id[0] != 0xab {
 				t.Errorf("DeviceUUID by the old name: %x, %v", id, err)
@@ -345,23 +318,19 @@ func TestOldLibraries(t *testing.T) {
 			if want := map[*Vendor]string{CUDA: "cuStreamBeginCapture_v2", MUSA: "muStreamBeginCapture", HIP: "hipStreamBeginCapture"}[v] + " s=0x5555666677778888 mode=1\n"; f.log() != want {
 				t.Errorf("the capture did not begin as %q", want)
 			}
-			if _, err := f.GraphInstantiate(7, 0); err != nil {
+			if _, err := f.GraphInstantiate(7); err != nil {
 				t.Error(err)
 			}
-			want := map[*Vendor]string{CUDA: "cuGraphInstantiate_v2", MUSA: "muGraphInstantiate", HIP: "hipGraphInstantiateWithFlags"}[v] + " g=0x7 node=1 log=1024\n"
+			line := map[*Vendor]string{CUDA: "cuGraphInstantiate_v2", MUSA: "muGraphInstantiate", HIP: "hipGraphInstantiateWithFlags"}[v] + " g=0x7 node=1 log=1024\n"
 			if v == HIP {
 				return // the same form in all versions
 			}
-			if got := f.log(); got != want {
-				t.Errorf("instantiate: %q, want %q", got, want)
+			if got := f.log(); got != line {
+				t.Errorf("instantiate: %q, want %q", got, line)
 			}
 			f.failNext(2)
-			if _, err := f.GraphInstantiate(7, 0); err == nil || !strings.Contains(err.Error(), "a node is wrong") {
+			if _, err := f.GraphInstantiate(7); err == nil || !strings.Contains(err.Error(), "a node is wrong") {
 				t.Errorf("error = %v, want the log in it", err)
-			}
-			f.log()
-			if _, err := f.GraphInstantiate(7, GraphUpload); !IsMissing(err) {
-				t.Errorf("flags on the old form: %v", err)
 			}
 		})
 	}
@@ -443,10 +412,8 @@ func TestAttributeNumbers(t *testing.T) {
 		a               Attribute
 		cuda, musa, hip int // -1: not asked, 0
 	}{
-		{AttrMultiprocessors, 16, 16, 63}, {AttrPCIBus, 33, 33, 67}, {AttrPCIDevice, 34, 34, 68}, {AttrPCIDomain, 50, 50, 69},
-		{AttrCCMajor, 75, 75, 23}, {AttrCCMinor, 76, 76, 61}, {AttrVMM, 102, 102, 89}, {AttrFDHandles, 103, 103, 89},
-		{AttrRDMAWithVMM, 110, 110, -1}, {AttrMemoryPools, 115, 115, 88}, {AttrRDMA, 116, 116, -1}, {AttrDMABuf, 124, 124, -1},
-		{AttrFabricHandles, 128, 128, -1}, {AttrHostNUMA, 134, 134, -1},
+		{AttrMultiprocessors, 16, 16, 63}, {AttrCCMajor, 75, 75, 23}, {AttrCCMinor, 76, 76, 61}, {AttrVMM, 102, 102, 89}, {AttrFDHandles, 103, 103, 89},
+		{AttrRDMAWithVMM, 110, 110, -1}, {AttrFabricHandles, 128, 128, -1},
 	}
 	for i, v := range Vendors {
 		f := newFake(t, v)
@@ -535,11 +502,11 @@ func TestStructLayouts(t *testing.T) {
 		"prop.usage": unsafe.Offsetof(p.Usage), "prop.reserved": unsafe.Offsetof(p.Reserved),
 		"access": unsafe.Sizeof(a), "access.location": unsafe.Offsetof(a.Location), "access.flags": unsafe.Offsetof(a.Flags),
 		"location": unsafe.Sizeof(l), "location.id": unsafe.Offsetof(l.ID),
-		"uuid": unsafe.Sizeof(UUID{}), "fabric": unsafe.Sizeof(FabricHandle{}),
+		"uuid": unsafe.Sizeof(UUID{}),
 	}
 	want := map[string]uintptr{
 		"prop": 32, "prop.type": 0, "prop.handles": 4, "prop.location": 8, "prop.win32": 16, "prop.compression": 24, "prop.rdma": 25, "prop.usage": 26, "prop.reserved": 28,
-		"access": 12, "access.location": 0, "access.flags": 8, "location": 8, "location.id": 4, "uuid": 16, "fabric": 64,
+		"access": 12, "access.location": 0, "access.flags": 8, "location": 8, "location.id": 4, "uuid": 16,
 	}
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Errorf("layouts (-got +want):\n%s", diff)
@@ -558,12 +525,10 @@ func TestHotCallsAllocateNothing(t *testing.T) {
 		"StreamQuery":         func() { d.StreamQuery(1) },
 		"EventQuery":          func() { d.EventQuery(1) },
 		"EventRecord":         func() { d.EventRecord(1, 2) },
-		"StreamWaitEvent":     func() { d.StreamWaitEvent(1, 2, 0) },
+		"StreamWaitEvent":     func() { d.StreamWaitEvent(1, 2) },
 		"GraphLaunch":         func() { d.GraphLaunch(1, 2) },
 		"CtxSetCurrent":       func() { d.CtxSetCurrent(1) },
-		"CtxCurrent":          func() { d.CtxCurrent() },
 		"StreamCaptureStatus": func() { d.StreamCaptureStatus(1) },
-		"AddressRange":        func() { d.AddressRange(1) },
 		"PointerInfo":         func() { d.PointerInfo(1) },
 		"Copy":                func() { d.Copy(1, 2, 3, 4) },
 		"LaunchKernel":        func() { d.LaunchKernel(1, Dim{1, 1, 1}, Dim{1, 1, 1}, 0, 2, params) },

@@ -61,24 +61,15 @@ func (d *Driver) Set32(dst DevicePtr, v uint32, n uint64, s Stream) error {
 	return d.check(&d.f.MemsetD32Async, d.f.MemsetD32Async.Result6(uintptr(dst), uintptr(v), uintptr(n), uintptr(s), 0, 0))
 }
 
-// AddressRange is the mapping or allocation that holds p. Without one: ErrInvalidValue or ErrNotFound.
-func (d *Driver) AddressRange(p DevicePtr) (base DevicePtr, bytes uint64, err error) {
-	out := cells.Get().(*[8]uint64)
-	defer cells.Put(out)
-	out[0], out[1] = 0, 0
-	rc := d.f.MemGetAddressRange.Result3(uintptr(unsafe.Pointer(&out[0])), uintptr(unsafe.Pointer(&out[1])), uintptr(p))
-	return DevicePtr(out[0]), out[1], d.check(&d.f.MemGetAddressRange, rc)
-}
-
 // pointerQuery holds the arguments of one PointerInfo call; its pointers point to itself.
 type pointerQuery struct {
-	attributes [7]PointerAttribute
-	values     [7]uint64 // wider than any answer, so that narrow ones leave zeros above
-	data       [7]unsafe.Pointer
+	attributes [6]pointerAttribute
+	values     [6]uint64 // wider than any answer, so that narrow ones leave zeros above
+	data       [6]unsafe.Pointer
 }
 
 var pointerQueries = sync.Pool{New: func() any {
-	q := &pointerQuery{attributes: [7]PointerAttribute{PtrMemoryType, PtrDevice, PtrLegacyIPC, PtrRangeStart, PtrRangeSize, PtrAllowedHandle, PtrRDMA}}
+	q := &pointerQuery{attributes: [6]pointerAttribute{ptrMemoryType, ptrDevice, ptrLegacyIPC, ptrRangeStart, ptrRangeSize, ptrAllowedHandle}}
 	for i := range q.data {
 		q.data[i] = unsafe.Pointer(&q.values[i])
 	}
@@ -89,14 +80,14 @@ var pointerQueries = sync.Pool{New: func() any {
 func (d *Driver) PointerInfo(p DevicePtr) (PointerInfo, error) {
 	q := pointerQueries.Get().(*pointerQuery)
 	defer pointerQueries.Put(q)
-	q.values = [7]uint64{}
+	q.values = [6]uint64{}
 	rc := d.f.PointerGetAttributes.Result6(uintptr(len(q.attributes)), uintptr(unsafe.Pointer(&q.attributes)),
 		uintptr(unsafe.Pointer(&q.data)), uintptr(p), 0, 0)
 	if err := d.check(&d.f.PointerGetAttributes, rc); err != nil {
 		return PointerInfo{}, err
 	}
 	v := &q.values
-	info := PointerInfo{Base: DevicePtr(v[3]), Size: v[4], Handles: HandleType(v[5]), LegacyIPC: v[2] != 0, RDMA: v[6] != 0}
+	info := PointerInfo{Base: DevicePtr(v[3]), Size: v[4], Handles: HandleType(v[5]), LegacyIPC: v[2] != 0}
 	switch uint32(v[0]) {
 	case 1:
 		info.Type = MemoryHost
@@ -164,13 +155,6 @@ func (d *Driver) MemRetain(p DevicePtr) (AllocHandle, error) {
 	return h, d.check(&d.f.MemRetainAllocationHandle, rc)
 }
 
-// MemProperties tells how memory was made.
-func (d *Driver) MemProperties(h AllocHandle) (MemProp, error) {
-	var prop MemProp
-	rc := d.f.MemGetAllocationPropertiesFromHandle.Result3(uintptr(unsafe.Pointer(&prop)), uintptr(h), 0)
-	return prop, d.check(&d.f.MemGetAllocationPropertiesFromHandle, rc)
-}
-
 // MemExportFD makes a file descriptor of the memory, to be closed by the caller.
 func (d *Driver) MemExportFD(h AllocHandle) (int, error) {
 	var fd int32
@@ -192,18 +176,4 @@ func (d *Driver) MemImportFD(fd int) (AllocHandle, error) {
 	}
 	rc := e.Result3(uintptr(unsafe.Pointer(&h)), uintptr(fd), u32(HandleFD))
 	return h, d.check(e, rc)
-}
-
-// MemExportFabric makes a handle that other hosts of one NVLink domain can import.
-func (d *Driver) MemExportFabric(h AllocHandle) (FabricHandle, error) {
-	var fh FabricHandle
-	rc := d.f.MemExportToShareableHandle.Result6(uintptr(unsafe.Pointer(&fh)), uintptr(h), u32(HandleFabric), 0, 0, 0)
-	return fh, d.check(&d.f.MemExportToShareableHandle, rc)
-}
-
-// MemImportFabric takes memory by such a handle.
-func (d *Driver) MemImportFabric(fh FabricHandle) (AllocHandle, error) {
-	var h AllocHandle
-	rc := d.f.MemImportFromShareableHandle.Result3(uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&fh)), u32(HandleFabric))
-	return h, d.check(&d.f.MemImportFromShareableHandle, rc)
 }

@@ -39,13 +39,6 @@ func (d *Driver) ModuleFunction(m Module, name string) (Function, error) {
 	return f, d.check(&d.f.ModuleGetFunction, rc)
 }
 
-// ModuleGlobal finds a variable by name.
-func (d *Driver) ModuleGlobal(m Module, name string) (p DevicePtr, bytes uint64, err error) {
-	b := dl.CString(name)
-	rc := d.f.ModuleGetGlobal.Result6(uintptr(unsafe.Pointer(&p)), uintptr(unsafe.Pointer(&bytes)), uintptr(m), uintptr(unsafe.Pointer(&b[0])), 0, 0)
-	return p, bytes, d.check(&d.f.ModuleGetGlobal, rc)
-}
-
 // Dim are the sizes of a grid or block.
 type Dim struct{ X, Y, Z uint32 }
 

@@ -18,12 +18,6 @@ func (d *Driver) StreamDestroy(s Stream) error {
 	return d.check(&d.f.StreamDestroy, d.f.StreamDestroy.Result3(uintptr(s), 0, 0))
 }
 
-// StreamSynchronize blocks the thread until the stream's work is done. Nothing can end the wait of a collective whose
-// peer does not come but an abort: poll StreamQuery where that can be.
-func (d *Driver) StreamSynchronize(s Stream) error {
-	return d.check(&d.f.StreamSynchronize, d.f.StreamSynchronize.Result3(uintptr(s), 0, 0))
-}
-
 // StreamQuery reports whether the stream's work is done.
 func (d *Driver) StreamQuery(s Stream) (bool, error) {
 	return d.ready(&d.f.StreamQuery, d.f.StreamQuery.Result3(uintptr(s), 0, 0))
@@ -37,9 +31,9 @@ func (d *Driver) ready(e *dl.Entry, rc int32) (bool, error) {
 	return err == nil, err
 }
 
-// StreamWaitEvent makes later work of the stream wait for the event. flags: 0 or EventExternal.
-func (d *Driver) StreamWaitEvent(s Stream, e Event, flags uint32) error {
-	return d.check(&d.f.StreamWaitEvent, d.f.StreamWaitEvent.Result3(uintptr(s), uintptr(e), uintptr(flags)))
+// StreamWaitEvent makes later work of the stream wait for the event.
+func (d *Driver) StreamWaitEvent(s Stream, e Event) error {
+	return d.check(&d.f.StreamWaitEvent, d.f.StreamWaitEvent.Result3(uintptr(s), uintptr(e), 0))
 }
 
 // EventCreate makes an event. Without EventDisableTiming recording it costs more.
@@ -58,26 +52,9 @@ func (d *Driver) EventRecord(e Event, s Stream) error {
 	return d.check(&d.f.EventRecord, d.f.EventRecord.Result3(uintptr(e), uintptr(s), 0))
 }
 
-// EventRecordWithFlags is EventRecord with EventExternal: in a capture it makes a node.
-func (d *Driver) EventRecordWithFlags(e Event, s Stream, flags uint32) error {
-	return d.check(&d.f.EventRecordWithFlags, d.f.EventRecordWithFlags.Result3(uintptr(e), uintptr(s), uintptr(flags)))
-}
-
 // EventQuery reports whether the marked work is done. Forbidden on an event last recorded in a capture.
 func (d *Driver) EventQuery(e Event) (bool, error) {
 	return d.ready(&d.f.EventQuery, d.f.EventQuery.Result3(uintptr(e), 0, 0))
-}
-
-// EventSynchronize blocks the thread until the marked work is done.
-func (d *Driver) EventSynchronize(e Event) error {
-	return d.check(&d.f.EventSynchronize, d.f.EventSynchronize.Result3(uintptr(e), 0, 0))
-}
-
-// EventElapsed is the time between two events in milliseconds, with a resolution of 0.5 µs.
-func (d *Driver) EventElapsed(from, to Event) (float32, error) {
-	var ms float32
-	rc := d.f.EventElapsedTime.Result3(uintptr(unsafe.Pointer(&ms)), uintptr(from), uintptr(to))
-	return ms, d.check(&d.f.EventElapsedTime, rc)
 }
 
 // LaunchHostFunc enqueues a call of fn(arg); in a capture it is a node that calls it at every launch.

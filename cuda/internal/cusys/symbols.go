@@ -12,24 +12,22 @@ type functions struct {
 
 	DeviceGetCount, DeviceGet, DeviceGetAttribute, DeviceGetUuid, DeviceGetName, DeviceTotalMem, DeviceGetPCIBusId, DeviceCanAccessPeer, DeviceGetP2PAttribute dl.Entry
 
-	PrimaryCtxRetain, PrimaryCtxRelease, PrimaryCtxGetState, CtxSetCurrent, CtxGetCurrent, CtxGetDevice, CtxSynchronize dl.Entry
+	PrimaryCtxRetain, PrimaryCtxRelease, CtxSetCurrent, CtxGetCurrent dl.Entry
 
 	MemAlloc, MemFree, MemGetInfo, MemAllocHost, MemFreeHost                         dl.Entry
 	MemcpyHtoDAsync, MemcpyDtoHAsync, MemcpyDtoDAsync, MemsetD8Async, MemsetD32Async dl.Entry
-	MemGetAddressRange, PointerGetAttributes                                         dl.Entry
+	PointerGetAttributes                                                             dl.Entry
 
-	MemGetAllocationGranularity, MemCreate, MemRelease, MemAddressReserve, MemAddressFree, MemMap, MemUnmap, MemSetAccess     dl.Entry
-	MemRetainAllocationHandle, MemGetAllocationPropertiesFromHandle, MemExportToShareableHandle, MemImportFromShareableHandle dl.Entry
+	MemGetAllocationGranularity, MemCreate, MemRelease, MemAddressReserve, MemAddressFree, MemMap, MemUnmap, MemSetAccess dl.Entry
+	MemRetainAllocationHandle, MemExportToShareableHandle, MemImportFromShareableHandle                                   dl.Entry
 
-	StreamCreate, StreamDestroy, StreamSynchronize, StreamQuery, StreamWaitEvent                                         dl.Entry
-	EventCreate, EventDestroy, EventRecord, EventRecordWithFlags, EventQuery, EventSynchronize, EventElapsedTime         dl.Entry
-	StreamBeginCapture, StreamEndCapture, StreamIsCapturing, StreamGetCaptureInfo, StreamUpdateCaptureDependencies       dl.Entry
-	ThreadExchangeStreamCaptureMode                                                                                      dl.Entry
-	GraphInstantiate, GraphUpload, GraphLaunch, GraphExecDestroy, GraphDestroy, GraphGetNodes, GraphNodeGetType          dl.Entry
-	GraphClone, GraphDebugDotPrint                                                                                       dl.Entry
-	UserObjectCreate, UserObjectRetain, UserObjectRelease, GraphRetainUserObject, GraphReleaseUserObject, LaunchHostFunc dl.Entry
+	StreamCreate, StreamDestroy, StreamQuery, StreamWaitEvent                                dl.Entry
+	EventCreate, EventDestroy, EventRecord, EventQuery                                       dl.Entry
+	StreamBeginCapture, StreamEndCapture, StreamIsCapturing, ThreadExchangeStreamCaptureMode dl.Entry
+	GraphInstantiate, GraphLaunch, GraphExecDestroy, GraphDestroy, GraphGetNodes             dl.Entry
+	UserObjectCreate, UserObjectRelease, GraphRetainUserObject, LaunchHostFunc               dl.Entry
 
-	ModuleLoadDataEx, ModuleUnload, ModuleGetFunction, ModuleGetGlobal, LaunchKernel dl.Entry
+	ModuleLoadDataEx, ModuleUnload, ModuleGetFunction, LaunchKernel dl.Entry
 
 	GetErrorName, GetErrorString dl.Entry
 }
@@ -63,11 +61,8 @@ func (f *functions) rows() []row {
 
 		{&f.PrimaryCtxRetain, "DevicePrimaryCtxRetain", "", "-", "CM", ""},
 		{&f.PrimaryCtxRelease, "DevicePrimaryCtxRelease_v2", "", "-", "CM", ""},
-		{&f.PrimaryCtxGetState, "DevicePrimaryCtxGetState", "", "-", "C", ""},
 		{&f.CtxSetCurrent, "CtxSetCurrent", "", "SetDevice", "CMH", ""},
-		{&f.CtxGetCurrent, "CtxGetCurrent", "", "GetDevice", "CMH", ""},
-		{&f.CtxGetDevice, "CtxGetDevice", "", "GetDevice", "CMH", ""},
-		{&f.CtxSynchronize, "CtxSynchronize", "", "DeviceSynchronize", "CMH", ""},
+		{&f.CtxGetCurrent, "CtxGetCurrent", "", "GetDevice", "", ""},
 
 		{&f.MemAlloc, "MemAlloc_v2", "", "Malloc", "CMH", ""},
 		{&f.MemFree, "MemFree_v2", "", "Free", "CMH", ""},
@@ -79,7 +74,6 @@ func (f *functions) rows() []row {
 		{&f.MemcpyDtoDAsync, "MemcpyDtoDAsync_v2", "", "MemcpyDtoDAsync", "CMH", ""},
 		{&f.MemsetD8Async, "MemsetD8Async", "", "MemsetD8Async", "CMH", ""},
 		{&f.MemsetD32Async, "MemsetD32Async", "", "MemsetD32Async", "CMH", ""},
-		{&f.MemGetAddressRange, "MemGetAddressRange_v2", "", "MemGetAddressRange", "CMH", ""},
 		{&f.PointerGetAttributes, "PointerGetAttributes", "", "DrvPointerGetAttributes", "C", ""},
 
 		{&f.MemGetAllocationGranularity, "MemGetAllocationGranularity", "", "MemGetAllocationGranularity", "", "CUDA 10.2"},
@@ -91,50 +85,36 @@ func (f *functions) rows() []row {
 		{&f.MemUnmap, "MemUnmap", "", "MemUnmap", "", "CUDA 10.2"},
 		{&f.MemSetAccess, "MemSetAccess", "", "MemSetAccess", "", "CUDA 10.2"},
 		{&f.MemRetainAllocationHandle, "MemRetainAllocationHandle", "", "MemRetainAllocationHandle", "", "CUDA 11.0"},
-		{&f.MemGetAllocationPropertiesFromHandle, "MemGetAllocationPropertiesFromHandle", "", "MemGetAllocationPropertiesFromHandle", "", "CUDA 10.2"},
 		{&f.MemExportToShareableHandle, "MemExportToShareableHandle", "", "MemExportToShareableHandle", "", "CUDA 10.2"},
 		{&f.MemImportFromShareableHandle, "MemImportFromShareableHandle", "", "MemImportFromShareableHandle", "", "CUDA 10.2"},
 
 		{&f.StreamCreate, "StreamCreate", "", "StreamCreateWithFlags", "CMH", ""},
 		{&f.StreamDestroy, "StreamDestroy_v2", "", "StreamDestroy", "CMH", ""},
-		{&f.StreamSynchronize, "StreamSynchronize", "", "StreamSynchronize", "CMH", ""},
 		{&f.StreamQuery, "StreamQuery", "", "StreamQuery", "CMH", ""},
 		{&f.StreamWaitEvent, "StreamWaitEvent", "", "StreamWaitEvent", "CMH", ""},
 		{&f.EventCreate, "EventCreate", "", "EventCreateWithFlags", "CMH", ""},
 		{&f.EventDestroy, "EventDestroy_v2", "", "EventDestroy", "CMH", ""},
 		{&f.EventRecord, "EventRecord", "", "EventRecord", "CMH", ""},
-		{&f.EventRecordWithFlags, "EventRecordWithFlags", "", "EventRecordWithFlags", "", "CUDA 11.1"},
 		{&f.EventQuery, "EventQuery", "", "EventQuery", "CMH", ""},
-		{&f.EventSynchronize, "EventSynchronize", "", "EventSynchronize", "CMH", ""},
-		{&f.EventElapsedTime, "EventElapsedTime", "", "EventElapsedTime", "CMH", ""},
 
 		// The unsuffixed name is CUDA 10.0's form without a mode; MUSA has only that name in some versions, with one.
 		{&f.StreamBeginCapture, "StreamBeginCapture_v2", "StreamBeginCapture_v2 StreamBeginCapture", "StreamBeginCapture", "CMH", ""},
 		{&f.StreamEndCapture, "StreamEndCapture", "", "StreamEndCapture", "CMH", ""},
 		{&f.StreamIsCapturing, "StreamIsCapturing", "", "StreamIsCapturing", "CMH", ""},
-		{&f.StreamGetCaptureInfo, "StreamGetCaptureInfo_v2 StreamGetCaptureInfo_v3", "StreamGetCaptureInfo_v2", "StreamGetCaptureInfo_v2", "", "CUDA 11.3"},
-		{&f.StreamUpdateCaptureDependencies, "StreamUpdateCaptureDependencies StreamUpdateCaptureDependencies_v2", "StreamUpdateCaptureDependencies", "StreamUpdateCaptureDependencies", "", "CUDA 11.3"},
 		{&f.ThreadExchangeStreamCaptureMode, "ThreadExchangeStreamCaptureMode", "", "ThreadExchangeStreamCaptureMode", "C", "CUDA 10.1"},
 		{&f.GraphInstantiate, "GraphInstantiateWithFlags GraphInstantiate_v2", "GraphInstantiateWithFlags GraphInstantiate_v2 GraphInstantiate", "GraphInstantiateWithFlags", "CMH", ""},
-		{&f.GraphUpload, "GraphUpload", "", "GraphUpload", "", "CUDA 11.1"},
 		{&f.GraphLaunch, "GraphLaunch", "", "GraphLaunch", "CMH", ""},
 		{&f.GraphExecDestroy, "GraphExecDestroy", "", "GraphExecDestroy", "CMH", ""},
 		{&f.GraphDestroy, "GraphDestroy", "", "GraphDestroy", "CMH", ""},
 		{&f.GraphGetNodes, "GraphGetNodes", "", "GraphGetNodes", "CMH", ""},
-		{&f.GraphNodeGetType, "GraphNodeGetType", "", "GraphNodeGetType", "CMH", ""},
-		{&f.GraphClone, "GraphClone", "", "GraphClone", "", "CUDA 10.0"},
-		{&f.GraphDebugDotPrint, "GraphDebugDotPrint", "", "GraphDebugDotPrint", "", "CUDA 11.3"},
 		{&f.UserObjectCreate, "UserObjectCreate", "", "UserObjectCreate", "", "CUDA 11.3"},
-		{&f.UserObjectRetain, "UserObjectRetain", "", "UserObjectRetain", "", "CUDA 11.3"},
 		{&f.UserObjectRelease, "UserObjectRelease", "", "UserObjectRelease", "", "CUDA 11.3"},
 		{&f.GraphRetainUserObject, "GraphRetainUserObject", "", "GraphRetainUserObject", "", "CUDA 11.3"},
-		{&f.GraphReleaseUserObject, "GraphReleaseUserObject", "", "GraphReleaseUserObject", "", "CUDA 11.3"},
 		{&f.LaunchHostFunc, "LaunchHostFunc", "", "LaunchHostFunc", "", "CUDA 10.0"},
 
 		{&f.ModuleLoadDataEx, "ModuleLoadDataEx", "", "ModuleLoadDataEx", "CMH", ""},
 		{&f.ModuleUnload, "ModuleUnload", "", "ModuleUnload", "CMH", ""},
 		{&f.ModuleGetFunction, "ModuleGetFunction", "", "ModuleGetFunction", "CMH", ""},
-		{&f.ModuleGetGlobal, "ModuleGetGlobal_v2", "", "ModuleGetGlobal", "CMH", ""},
 		{&f.LaunchKernel, "LaunchKernel", "", "ModuleLaunchKernel", "CMH", ""},
 	}
 }

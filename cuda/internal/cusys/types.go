@@ -10,7 +10,6 @@ type (
 	Event       uintptr
 	Graph       uintptr
 	GraphExec   uintptr
-	GraphNode   uintptr
 	UserObject  uintptr
 	Module      uintptr
 	Function    uintptr
@@ -43,28 +42,7 @@ const (
 const (
 	StreamNonBlocking = 1 // no order with the legacy default stream, whose use breaks captures
 
-	EventBlockingSync  = 1
 	EventDisableTiming = 2
-	EventInterprocess  = 4
-	EventExternal      = 1 // of EventRecordWithFlags and StreamWaitEvent: a node of the graph rather than a dependency
-
-	GraphAutoFreeOnLaunch = 1
-	GraphUpload           = 2
-	GraphUseNodePriority  = 8
-)
-
-// NodeType is the kind of a graph's node.
-type NodeType int32
-
-const (
-	NodeKernel NodeType = iota
-	NodeMemcpy
-	NodeMemset
-	NodeHost
-	NodeGraph
-	NodeEmpty
-	NodeWaitEvent
-	NodeEventRecord
 )
 
 // HandleType are the ways in which memory can be shared with other processes, as bits.
@@ -88,7 +66,6 @@ const (
 const (
 	AllocPinned    = 1
 	LocationDevice = 1
-	AccessRead     = 1
 	AccessBoth     = 3
 )
 
@@ -127,46 +104,29 @@ type MemAccess struct {
 // UUID of a device; of the instance on a MIG slice.
 type UUID [16]byte
 
-// FabricHandle is an exported handle of type HandleFabric.
-type FabricHandle [64]byte
-
 // Attribute is a property of a device, in CUDA's numbering.
 type Attribute int32
 
 const (
 	AttrMultiprocessors Attribute = 16
-	AttrPCIBus          Attribute = 33
-	AttrPCIDevice       Attribute = 34
-	AttrPCIDomain       Attribute = 50
 	AttrCCMajor         Attribute = 75
 	AttrCCMinor         Attribute = 76
 	AttrVMM             Attribute = 102
 	AttrFDHandles       Attribute = 103
 	AttrRDMAWithVMM     Attribute = 110
-	AttrMemoryPools     Attribute = 115
-	AttrRDMA            Attribute = 116
-	AttrDMABuf          Attribute = 124
 	AttrFabricHandles   Attribute = 128
-	AttrHostNUMA        Attribute = 134
 )
 
-// PointerAttribute is a property of an address.
-type PointerAttribute int32
+// pointerAttribute is a property of an address.
+type pointerAttribute int32
 
 const (
-	PtrContext       PointerAttribute = 1
-	PtrMemoryType    PointerAttribute = 2
-	PtrSyncMemops    PointerAttribute = 6
-	PtrBufferID      PointerAttribute = 7
-	PtrManaged       PointerAttribute = 8
-	PtrDevice        PointerAttribute = 9
-	PtrLegacyIPC     PointerAttribute = 10
-	PtrRangeStart    PointerAttribute = 11
-	PtrRangeSize     PointerAttribute = 12
-	PtrMapped        PointerAttribute = 13
-	PtrAllowedHandle PointerAttribute = 14
-	PtrRDMA          PointerAttribute = 15
-	PtrAccess        PointerAttribute = 16
+	ptrMemoryType    pointerAttribute = 2
+	ptrDevice        pointerAttribute = 9
+	ptrLegacyIPC     pointerAttribute = 10
+	ptrRangeStart    pointerAttribute = 11
+	ptrRangeSize     pointerAttribute = 12
+	ptrAllowedHandle pointerAttribute = 14
 )
 
 // MemoryType is where an address points.
@@ -186,5 +146,4 @@ type PointerInfo struct {
 	Size      uint64    // bytes
 	Handles   HandleType
 	LegacyIPC bool // cuMemAlloc memory: can be shared by the old IPC calls only
-	RDMA      bool
 }

@@ -99,8 +99,7 @@ var HIP = &Vendor{
 	},
 	Handles: HandleFD,
 	attributes: map[Attribute]int32{
-		AttrMultiprocessors: 63, AttrPCIBus: 67, AttrPCIDevice: 68, AttrPCIDomain: 69, AttrCCMajor: 23, AttrCCMinor: 61,
-		AttrMemoryPools: 88, AttrVMM: 89,
+		AttrMultiprocessors: 63, AttrCCMajor: 23, AttrCCMinor: 61, AttrVMM: 89,
 		AttrFDHandles: 89, // no attribute of its own: what has virtual memory management exports descriptors
 	},
 	noContexts:     true,

@@ -21,7 +21,6 @@ API int F(CreateProgram)(program_t *p, const char *src, const char *name, int n,
 	return RECORD("src=%s name=%s headers=%d,%d,%d", src, name, n, headers != 0, includes != 0);
 }
 API int F(DestroyProgram)(program_t *p) { return RECORD("same=%d", *p == &one), *p = 0, 0; }
-API int F(AddNameExpression)(program_t p, const char *name) { return RECORD("same=%d name=%s", p == &one, name); }
 API int F(CompileProgram)(program_t p, int n, const char *const *options) {
 	RECORD("same=%d n=%d first=%s last=%s", p == &one, n, n ? options[0] : "", n ? options[n - 1] : "");
 	return fake_rc ? fake_rc : p->bad ? 6 : 0;
@@ -35,4 +34,3 @@ API int F(GetCode)(program_t p, char *b) { return memcpy(b, "code\0", 5), p != &
 API int F(GetPTXSize)(program_t p, size_t *n) { return *n = 5, p != &one; }
 API int F(GetPTX)(program_t p, char *b) { return memcpy(b, "code\0", 5), p != &one; }
 #endif
-API int F(GetLoweredName)(program_t p, const char *name, const char **lowered) { return *lowered = "_Z5twicef", RECORD("same=%d name=%s", p == &one, name); }

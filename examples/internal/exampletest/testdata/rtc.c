@@ -85,6 +85,4 @@ API int nvrtcGetProgramLog(struct program *p, char *b) { strcpy(b, p->log); retu
 API int nvrtcGetPTXSize(struct program *p, size_t *n) { *n = strlen(p->path) + 1; return 0; }
 API int nvrtcGetPTX(struct program *p, char *b) { strcpy(b, p->path); return 0; }
 API int nvrtcDestroyProgram(struct program **p) { free((*p)->source); free((*p)->log); free(*p); return 0; }
-API int nvrtcAddNameExpression(struct program *p, const char *n) { (void)p, (void)n; return 1; }
-API int nvrtcGetLoweredName(struct program *p, const char *n, const char **out) { (void)p, (void)n, (void)out; return 1; }
 API const char *nvrtcGetErrorString(int rc) { return rc == 6 ? "compilation" : "error"; }
