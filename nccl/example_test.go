@@ -115,3 +115,33 @@ func ExampleGroup() {
 	})
 	// Output: b
 }
+
+// Part i of what a rank sends goes to rank i: a transposition of the parts.
+func ExampleAllToAll() {
+	twoRanks(func(ctx context.Context, dev *cuda.Device, comm *nccl.Comm, s *cuda.Stream) error {
+		send, err := nccl.Alloc[int32](dev, 2)
+		if err != nil {
+			return err
+		}
+		defer send.Free()
+		recv, err := nccl.Alloc[int32](dev, 2)
+		if err != nil {
+			return err
+		}
+		defer recv.Free()
+		for i := range int32(2) {
+			send.All().Host()[i] = 10*int32(comm.Rank()) + i
+		}
+		if err := nccl.AllToAll(comm, send.All(), recv.All(), s); err != nil {
+			return err
+		}
+		if err := s.Synchronize(ctx); err != nil {
+			return err
+		}
+		if comm.Rank() == 1 {
+			fmt.Println(recv.All().Host())
+		}
+		return nil
+	})
+	// Output: [1 11]
+}

@@ -84,10 +84,7 @@ func Recv[T cuda.Element](c *Comm, recv cuda.Slice[T], peer int, s *cuda.Stream)
 func rank32(r int) int32 { return int32(min(max(r, math.MinInt32), math.MaxInt32)) }
 
 func (c *Comm) badCall(op Op, format string, args ...any) error {
-	if c == nil {
-		return c.errorf(op.String(), errNoComm)
-	}
-	return c.errorf(op.String(), causef(ErrArgument, format, args...))
+	return c.refuse(op.String(), format, args...)
 }
 
 // validate looks at what this rank alone can see.
@@ -133,7 +130,7 @@ func (c *Comm) validate(call *Call) error {
 // overlap is "" where send and recv are apart or exactly in place, else what in place would be.
 func overlap(call *Call, rank int) string {
 	s, r := call.Send, call.Recv
-	if s.Mem == nil || s.Mem != r.Mem || s.Off >= r.Off+r.Len || r.Off >= s.Off+s.Len {
+	if !meet(s, r) {
 		return ""
 	}
 	switch call.Op {
