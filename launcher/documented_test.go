@@ -16,6 +16,7 @@ func TestNumbersAreDocumented(t *testing.T) {
 	}{
 		{"help.go", "the others get " + seconds(lastWords) + " to end by themselves"},
 		{"help_account.go", "gives the other ranks " + seconds(lastWords) + " to end by themselves, asks them to\nend (SIGTERM) and kills them after --kill-grace"},
+		{"help_account.go", "they get up to " + seconds(mostWords) + " as\nlong as they wait for a CPU there"},
 		{"help_account.go", "has not answered for " + seconds(silentAgreed)},
 		{"help_account.go", seconds(silentAlone) + " without an\nanswer are enough alone"},
 		{"help_account.go", "after " + seconds(silentAgent) + " in any case"},

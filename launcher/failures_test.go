@@ -27,6 +27,7 @@ type fakeHost struct {
 	events  chan<- agentEvent
 	began   time.Time
 	mute    bool // does not answer questions
+	hungry  func() bool
 	found   hostLook
 	got     []syscall.Signal
 	mu      sync.Mutex // guards the ranks
@@ -124,6 +125,7 @@ func (h *fakeHost) meet(meeting) error       { return nil }
 func (h *fakeHost) stopForks()               {}
 func (h *fakeHost) note(agentEvent)          {}
 func (h *fakeHost) refresh()                 {}
+func (h *fakeHost) starving() func() bool    { return h.hungry }
 func (h *fakeHost) state() jobState          { return jobState{} }
 func (h *fakeHost) joined(int) (bool, bool)  { return false, false }
 func (h *fakeHost) lose(int, string, string) {}

@@ -37,6 +37,8 @@ type hostAgent interface {
 	note(e agentEvent)
 	// look tells what the ranks do, within some seconds, and with what is known when ctx is done. size is about how many bytes may be told of each.
 	look(ctx context.Context, size int) (*hostLook, error)
+	// starving gives a function that tells whether ranks that run don't get a CPU, since its last call; nil where they do, or that is not known.
+	starving() func() bool
 	// refresh has the state of the job fetched, where it is elsewhere.
 	refresh()
 	// state is what the bootstrap node of host 0 knows of the job, as far as it is known here.

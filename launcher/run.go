@@ -28,7 +28,8 @@ const (
 	// unkillable is how long after SIGKILL a rank may take to end: then it hangs in the kernel, and is given up.
 	unkillable = 10 * time.Second
 	// lastWords is how long ranks that fail by the same cause as the first one get to say so and to end by themselves, before SIGTERM:
-	// long enough for a program's defers on a busy machine, too short to be noticed. It does not count as kill grace.
+	// long enough for a program's defers on a busy machine, too short to be noticed; repeated for ranks that don't get a CPU (mostWords). It does not count
+	// as kill grace.
 	lastWords = 150 * time.Millisecond
 	// lastRites is how long a rank that had left the job, or lost its connection, before the first failure was seen may take
 	// to end by itself: what it ends with may be the cause. It is longer than a driver takes to let go of a GPU.
@@ -105,6 +106,7 @@ type runner struct {
 	nStarted   int // ranks; known when forking is 0
 	nEnded     int
 	lastSig    syscall.Signal
+	starving   func() bool      // whether ranks have waited for a CPU since it was asked last; nil: there are enough
 	traces     map[int]bool     // ranks that get SIGABRT for SIGTERM
 	lateTraces map[int]bool     // ranks that get SIGABRT before SIGKILL
 	asked      bool             // a signal to end the job came
@@ -369,6 +371,10 @@ func (r *runner) run(ctx context.Context) {
 			r.endFor(ReasonTimeout, fmt.Sprintf("the job has run for %v", r.plan.Timeout), syscall.SIGTERM, syscall.SIGKILL)
 		case <-r.next:
 			if r.lastSig == 0 { // lastWords are over
+				if r.starved() {
+					r.next = time.After(lastWords)
+					continue
+				}
 				r.suspect()
 			}
 			r.escalate()
@@ -643,6 +649,11 @@ func (r *runner) end(why Reason, signals ...syscall.Signal) {
 		r.next = time.After(lastRites)
 	case why == ReasonFailed && r.plan.KillGrace > 0:
 		r.hosts[0].refresh()
+		for _, h := range r.hosts {
+			if r.starving = h.starving(); r.starving != nil {
+				break // only one is this host
+			}
+		}
 		r.next = time.After(lastWords)
 	case why == ReasonHostLost && r.plan.KillGrace > 0:
 		r.next = time.After(lostWords)

@@ -57,7 +57,8 @@ that says "Connection closed by peer" is not the cause if another failed with an
 of its own.
 
 --on-fail kill (the default) gives the other ranks 0.15 s to end by themselves, asks them to
-end (SIGTERM) and kills them after --kill-grace.
+end (SIGTERM) and kills them after --kill-grace. On gorun's own host they get up to 1 s as
+long as they wait for a CPU there.
 --on-fail wait lets them go on until they end by themselves. The first failure still gives
 the exit code, whatever comes later: other failures, Ctrl-C, the timeout. A lost host
 ends the job in any case. The end of a rank with code 0 ends nothing.
