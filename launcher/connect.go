@@ -445,7 +445,7 @@ func (c *connector) prepare(h *remoteHost, limit *limit) error {
 	if !c.files.quick(h.session.Arch, programs) {
 		limit.move(c.ctx)
 	}
-	items, at, err := c.files.offer(c.ctx, h.session.Arch, programs)
+	items, at, err := c.offer(h, limit, programs)
 	if err != nil {
 		return err
 	}
@@ -477,6 +477,26 @@ func (c *connector) prepare(h *remoteHost, limit *limit) error {
 		r.verbose("host %s: there is no directory %s%s: the ranks run in %s", h.name, r.plan.Dir, why, m.Prepared.Dir)
 	}
 	return nil
+}
+
+// offer is what a host must have (staging.offer), unless its agent ends meanwhile.
+func (c *connector) offer(h *remoteHost, limit *limit, programs []int) (items []*item, at []int, err error) {
+	ctx, stop := context.WithCancelCause(c.ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-ctx.Done():
+		case <-h.mux.Done():
+			err := limit.passed() // it was ended by us
+			if err == nil {
+				err = &refused{h.lastWord()}
+			}
+			stop(err)
+		}
+	})
+	defer watch.Wait()
+	defer stop(nil)
+	return c.files.offer(ctx, h.session.Arch, programs)
 }
 
 // refused is what an agent itself says of why it does not take part.

@@ -2,11 +2,18 @@ package launcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
@@ -58,6 +65,93 @@ func talk(mux *agentwire.Mux, pick func(*agentwire.Message) bool) *agentwire.Mes
 
 func toPrepare(m *agentwire.Message) bool { return m.Prepare != nil }
 func toPing(m *agentwire.Message) bool    { return m.Ping != nil }
+
+// An agent that ends while gorun still reads the files to send is noticed then, with what it said.
+func TestAgentEndsBeforeItPrepares(t *testing.T) {
+	big := filepath.Join(t.TempDir(), "big")
+	write(t, big, "", 0o600)
+	if err := os.Truncate(big, 1<<40); err != nil { // takes an hour to read, and no place
+		t.Skipf("no large files here: %v", err)
+	}
+	for _, c := range []struct {
+		name  string
+		agent func(*agentwire.Mux)
+		want  string
+	}{
+		{"without a word", func(*agentwire.Mux) {}, "host a: its agent has ended"},
+		{"with one", func(mux *agentwire.Mux) {
+			mux.Send(&agentwire.Message{AgentFailed: &agentwire.Text{Text: "the keeper died"}})
+			mux.Flush(time.Minute)
+		}, "host a: the keeper died"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := planOn(t, Job{}, "true", "a")
+			p.Remote.Stage = []StageFile{{Name: big, Path: big}}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			acct := Run(ctx, p, Options{way: madeUp{"a": c.agent}, bind: loopback})
+			if acct.Reason != ReasonNotStarted || acct.Error != c.want {
+				t.Errorf("reason %s, %q, want %s, %q", acct.Reason, acct.Error, ReasonNotStarted, c.want)
+			}
+		})
+	}
+}
+
+// A program is built once for all hosts of an architecture, one of which may be given up meanwhile, and they hear of a build that fails.
+func TestBuildForHosts(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir+"/bin/go", "#!/bin/sh\necho $GOARCH >>"+dir+"/built\nread line <"+dir+"/gate\nexec >\"$3\"\nprintf \"$line\"\n", 0o755)
+	write(t, dir+"/prog/go.mod", "module prog\n", 0o600)
+	if err := unix.Mkfifo(dir+"/gate", 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+"/bin:"+os.Getenv("PATH"))
+	t.Setenv("XDG_CACHE_HOME", dir+"/cache")
+	for _, c := range []struct{ arch, line, want string }{
+		{"other", `\\177ELF`, ""},
+		{"another", "text", "build ./prog: not a main package"},
+	} {
+		t.Run(c.arch, func(t *testing.T) {
+			s, err := newStaging(t.Context(), &Plan{Programs: []Program{{Name: "./prog", GoDir: dir + "/prog"}}}, io.Discard)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.end()
+			given, giveUp := context.WithCancelCause(t.Context())
+			why := errors.New("its agent has ended")
+			giveUp(why)
+			if _, _, err := s.offer(given, c.arch, []int{0}); err != why {
+				t.Errorf("the host that is given up: got error %v, want %v", err, why)
+			}
+			if s.quick(c.arch, []int{0}) {
+				t.Error("the program is ready before it is built")
+			}
+			offered := make(chan error)
+			for range 2 {
+				go func() {
+					items, at, err := s.offer(t.Context(), c.arch, []int{0})
+					if err == nil && (len(items) != 1 || at[0] != 1 || items[0].size != 4 || items[0].to != ".program/prog") {
+						err = fmt.Errorf("items %+v at %v", items, at)
+					}
+					offered <- err
+				}()
+			}
+			write(t, dir+"/gate", c.line+"\n", 0) // the build waits for it
+			for range 2 {
+				if err := <-offered; fmt.Sprint(err) != c.want && (err != nil || c.want != "") {
+					t.Errorf("got error %v, want %q", err, c.want)
+				}
+			}
+			if !s.quick(c.arch, []int{0}) {
+				t.Error("the program is not ready after it was built")
+			}
+		})
+	}
+	built, err := os.ReadFile(dir + "/built")
+	if diff := cmp.Diff(string(built), "other\nanother\n"); err != nil || diff != "" {
+		t.Errorf("%v: built for (-got +want):\n%s", err, diff)
+	}
+}
 
 // A host that is prepared hears of gorun as long as others are not: its agent would take gorun for dead.
 func TestPreparedHostIsNotForgotten(t *testing.T) {

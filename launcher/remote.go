@@ -366,6 +366,8 @@ func (h *remoteHost) lastWord() error {
 			return h.endOf(err)
 		case m.AgentFailed != nil:
 			return errors.New(m.AgentFailed.Text)
+		case m.Failed != nil:
+			return failure(m.Failed)
 		}
 	}
 }

@@ -142,6 +142,7 @@ func (r *ctxReader) Read(p []byte) (int, error) {
 
 // staging sends to the hosts what they lack of the job's files.
 type staging struct {
+	ctx   context.Context // for builds and the reading of files
 	plan  *Plan
 	out   io.Writer // for the go command
 	files []*item
@@ -151,17 +152,17 @@ type staging struct {
 	sent    atomic.Int64 // bytes
 	total   atomic.Int64 // that are to be sent, as far as hosts have asked
 
-	building sync.Mutex         // guards programs, and builds them
-	programs []map[string]*item // as Plan.Programs, by architecture; "": of all
+	building sync.Mutex // held for a build: there is one at a time
 
-	mu    sync.Mutex   // guards the rest
-	busy  map[int]bool // hosts that files are sent to
-	begun time.Time    // the first was to be sent
+	mu       sync.Mutex         // guards the rest
+	programs []map[string]*item // as Plan.Programs, by architecture; "": of all
+	busy     map[int]bool       // hosts that files are sent to
+	begun    time.Time          // the first was to be sent
 }
 
-// newStaging finds the files to send. Reading them begins at once; end waits for its end.
+// newStaging finds the files to send. Reading them begins at once, and ends early with ctx; end waits for its end.
 func newStaging(ctx context.Context, p *Plan, out io.Writer) (*staging, error) {
-	s := &staging{plan: p, out: out, turns: make(chan struct{}, maxSending), busy: map[int]bool{}}
+	s := &staging{ctx: ctx, plan: p, out: out, turns: make(chan struct{}, maxSending), busy: map[int]bool{}}
 	for range p.Programs {
 		s.programs = append(s.programs, map[string]*item{})
 	}
@@ -258,38 +259,44 @@ func (s *staging) add(f StageFile) error {
 	})
 }
 
-// programFor is a program for a host's architecture, nil if nothing is sent.
-func (s *staging) programFor(ctx context.Context, k int, arch string) (*item, error) {
-	p := &s.plan.Programs[k]
-	if p.GoDir == "" || s.plan.Remote.NoStage {
-		return s.programs[k][""], nil
+// programFor is a program for a host's architecture, nil if nothing is sent. If nobody has asked for it before it is built, which all that ask wait for.
+func (s *staging) programFor(k int, arch string) *item {
+	if p := &s.plan.Programs[k]; p.GoDir == "" || s.plan.Remote.NoStage {
+		arch = ""
 	}
-	s.building.Lock() // one at a time
-	defer s.building.Unlock()
-	if it := s.programs[k][arch]; it != nil {
-		return it, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	it := s.programs[k][arch]
+	if it == nil && arch != "" {
+		it = newItem("", "", "", "")
+		s.programs[k][arch] = it
+		s.threads.Go(func() { s.build(it, k, arch) })
 	}
-	file, err := p.buildFor(ctx, s.out, arch)
+	return it
+}
+
+// build makes a program for an architecture.
+func (s *staging) build(it *item, k int, arch string) {
+	s.building.Lock()
+	file, err := s.plan.Programs[k].buildFor(s.ctx, s.out, arch)
+	s.building.Unlock()
 	if err != nil {
-		return nil, err
+		it.err = err
+		close(it.done)
+		return
 	}
-	it := s.ofProgram(k, file)
-	s.programs[k][arch] = it
-	s.threads.Go(func() { it.read(ctx) })
-	return it, nil
+	built := s.ofProgram(k, file)
+	it.name, it.file, it.at, it.to = built.name, built.file, built.at, built.to
+	it.read(s.ctx)
 }
 
 // offer is what a host of an architecture must have that runs some programs, by index of agentwire.Prepare.Items. The second result has
-// for each of the programs which of the items it is, from 1; 0: none. It may wait for a build, and for files to be read.
+// for each of the programs which of the items it is, from 1; 0: none. It may wait for a build, and for files to be read, until ctx ends.
 func (s *staging) offer(ctx context.Context, arch string, programs []int) (items []*item, at []int, err error) {
 	items = slices.Clone(s.files)
 	at = make([]int, len(programs))
 	for i, k := range programs {
-		it, err := s.programFor(ctx, k, arch)
-		if err != nil {
-			return nil, nil, err
-		}
-		if it != nil {
+		if it := s.programFor(k, arch); it != nil {
 			items = append(items, it)
 			at[i] = len(items)
 		}
@@ -310,18 +317,7 @@ func (s *staging) offer(ctx context.Context, arch string, programs []int) (items
 // quick reports whether offer will not wait.
 func (s *staging) quick(arch string, programs []int) bool {
 	for _, k := range programs {
-		if s.plan.Programs[k].GoDir == "" || s.plan.Remote.NoStage {
-			if it := s.programs[k][""]; it != nil && !it.ready() {
-				return false
-			}
-			continue
-		}
-		if !s.building.TryLock() {
-			return false
-		}
-		it := s.programs[k][arch]
-		s.building.Unlock()
-		if it == nil || !it.ready() {
+		if it := s.programFor(k, arch); it != nil && !it.ready() {
 			return false
 		}
 	}
