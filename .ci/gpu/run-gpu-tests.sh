@@ -17,15 +17,16 @@ after failures. Writes at most 8 files, 16 MiB in all:
   facts.txt      GPUs, driver, libraries, kernel
   logs.tar.gz    the output of each step
 
-Exit code 0: nothing failed; 1: a step failed; 2: wrong command line or bundle.
+Exit code 0: nothing failed; 1: a step failed; 2: wrong command line or bundle; 130, 143: ended by a
+signal, with the files as far as it came.
 
   --no-multicast  keep NVLink multicast off: exports NCCL_NVLS_ENABLE=0, NVSHMEM_DISABLE_NVLS=1
                   and TORCH_SYMM_MEM_DISABLE_MULTICAST=1
   --out DIR       where the files go (default gpu-results)
   --quick         fewer sizes and rounds; go test -short
-  --all           the tests of packages that use no GPU, too
+  --all           the tests of packages that use no GPU, too, and those of stand-ins for the driver and NCCL
   --only PATTERN  only steps whose name matches this regular expression; may be repeated
-  --timeout S     seconds for each step (default 300)
+  --timeout S     seconds for each step (default 900)
   --pairs         with 4 GPUs or more, the tests of several packages at once, each on two GPUs of its
                   own; tests that want more than two are skipped there
   --share         ranks share GPUs where there are fewer: tests and examples on several ranks run on one
@@ -48,7 +49,7 @@ out=gpu-results
 quick=
 all=
 only=()
-seconds=300
+seconds=900
 nps="1 2"
 share=
 list=
@@ -103,8 +104,10 @@ finish() {
 	for pid in "$step_pid" ${lane_pid[@]+"${lane_pid[@]}"}; do
 		[ -z "$pid" ] || kill -TERM "$pid" 2>/dev/null
 	done
+	[ -z "$logs" ] || [ -n "$packed" ] || pack
 	rm -rf "$work"
 }
+logs= packed=
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
@@ -131,11 +134,33 @@ else
 fi
 export PATH=$root/bin:$PATH
 
+# pack makes one file of the logs; what would be too large is cut further.
+pack() {
+	[ -z "$list" ] || return 0
+	while :; do
+		if command -v gzip >/dev/null; then
+			tar czf "$out/logs.tar.gz" -C "$work" logs
+		else
+			tar cf "$out/logs.tar.gz" -C "$work" logs # for its readers' sake under the same name: tar xf takes either
+		fi
+		packed=1
+		[ "$(stat -c %s "$out/logs.tar.gz")" -gt $((14 << 20)) ] && [ $keep -gt 1024 ] || return 0
+		keep=$((keep / 4))
+		local log
+		for log in "$logs"/*; do
+			tail -c $keep "$log" >"$log.cut" && mv "$log.cut" "$log"
+		done
+	done
+}
+
 # How many GPUs there are. A host run has as many devices as it wants.
 gpus=0
+skips= # the subtests that are left out
 if [ "${GORUN_DEVICE:-}" = host ]; then
 	gpus=1024
 else
+	# Stand-ins prove nothing of this machine, and other machines run them.
+	[ -n "$all" ] || skips='/^fake$|//^fake$|///^fake$|////^fake$|/////^fake$'
 	export GORUN_REQUIRE_GPU=1 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 	if command -v nvidia-smi >/dev/null; then
 		while IFS= read -r line; do
@@ -154,9 +179,9 @@ if [ -n "$share" ] && [ "${GORUN_DEVICE:-}" != host ]; then
 	[ "$gpus" -eq 0 ] || room=1024
 fi
 
-logs=$work/logs
-mkdir -p "$logs" "$work/tmp"
+mkdir -p "$work/logs" "$work/tmp"
 [ -n "$list" ] || mkdir -p "$out" || die "make $out: no"
+logs=$work/logs
 export TMPDIR=$work/tmp
 
 # quote makes a JSON string of text. Bytes that are not printing ASCII become "?".
@@ -434,33 +459,34 @@ facts() {
 # Tests. A binary runs in its package's folder, as go test does it.
 short=
 [ -z "$quick" ] || short=-test.short
-test_step() { # PACKAGE PART [FLAGS]; PART, in the step's name, is of the tests that the flags choose
-	local pkg=$1 part=$2 bin
-	shift 2
+test_step() { # PACKAGE PART SKIP [FLAGS]; PART, in the step's name, is of the tests that SKIP, a pattern, and the flags choose
+	local pkg=$1 part=$2 skip=$3 bin
+	shift 3
+	skip+=${skip:+${skips:+|}}$skips
 	bin=./${pkg##*/}.test
 	[ -f "$root/src/$pkg/$bin" ] || { skip "test $pkg$part" "not in the bundle"; return; }
-	side_step "test $pkg$part" "$root/src/$pkg" "$bin" -test.v -test.timeout "$((seconds > 20 ? seconds - 10 : seconds))s" $short "$@"
+	side_step "test $pkg$part" "$root/src/$pkg" "$bin" -test.v -test.timeout "$((seconds > 20 ? seconds - 10 : seconds))s" $short ${skip:+-test.skip "$skip"} "$@"
 }
 gpu_packages="cuda/dl cuda/internal/cusys nccl/internal/ncclsys cuda nccl graphs examples/train"
-test_bench() { test_step cmd/gorun-bench " library" -test.run '^Test(Library|Registration)'; }
+test_bench() { test_step cmd/gorun-bench " library" "" -test.run '^Test(Library|Registration)'; }
 if [ -n "$pairs" ]; then
 	[ "${GORUN_DEVICE:-}" = host ] || make_lanes
 	[ -n "$list" ] || [ ${#lane_pid[@]} -ge 2 ] || echo "--pairs: fewer than 4 GPUs, so one package after the other"
 fi
 if [ ${#lane_pid[@]} -ge 2 ]; then
 	# What takes longest begins first, and graphs is divided.
-	test_step nccl ""
-	test_step graphs " library" -test.run '^TestLibrary'
-	test_step graphs " others" -test.skip '^TestLibrary'
+	test_step nccl "" ""
+	test_step graphs " library" "" -test.run '^TestLibrary'
+	test_step graphs " others" '^TestLibrary'
 	for pkg in $gpu_packages; do
-		case $pkg in nccl | graphs) ;; *) test_step "$pkg" "" ;; esac
+		case $pkg in nccl | graphs) ;; *) test_step "$pkg" "" "" ;; esac
 	done
 	test_bench
 	while end_lane; do :; done
 	lane_pid=() # the other steps are one after the other
 else
 	for pkg in $gpu_packages; do
-		test_step "$pkg" ""
+		test_step "$pkg" "" ""
 	done
 	test_bench
 fi
@@ -555,16 +581,16 @@ if [ -n "$all" ]; then
 		f=${f#"$root/src/"}
 		pkg=${f%/*}
 		case " $gpu_packages " in *" $pkg "*) continue ;; esac
-		flags=()
+		skip=
 		if [ -n "$nogo" ]; then
 			case $pkg in
 			examples) skip "test $pkg" "it builds programs, and Go is not there"; continue ;;
-			cmd/gorun) flags=(-test.skip '^(TestDependencies|TestImports|TestStatic)$|^TestScripts$/^gobuild$') ;;
+			cmd/gorun) skip='^(TestDependencies|TestImports|TestStatic)$|^TestScripts$/^gobuild$' ;;
 			esac
 		fi
 		was=${GORUN_DEVICE-}
 		export GORUN_DEVICE=host
-		test_step "$pkg" "" ${flags[@]+"${flags[@]}"}
+		test_step "$pkg" "" "$skip"
 		if [ -n "$was" ]; then GORUN_DEVICE=$was; else unset GORUN_DEVICE; fi
 	done < <(shopt -s globstar nullglob && printf '%s\n' "$root"/src/**/*.test)
 fi
@@ -584,23 +610,7 @@ fi
 	printf '\n ]}\n'
 } >"$out/figures.json"
 
-# Logs are packed into one file; what would be too large is cut further.
-pack() {
-	if command -v gzip >/dev/null; then
-		tar czf "$out/logs.tar.gz" -C "$work" logs
-	else
-		tar cf "$out/logs.tar.gz" -C "$work" logs # for its readers' sake under the same name: tar xf takes either
-	fi
-}
 pack
-while [ "$(stat -c %s "$out/logs.tar.gz")" -gt $((14 << 20)) ] && [ $keep -gt 1024 ]; do
-	keep=$((keep / 4))
-	for log in "$logs"/*; do
-		tail -c $keep "$log" >"$log.cut" && mv "$log.cut" "$log"
-	done
-	pack
-done
-
 write_results
 printf '\n%d passed, %d failed, %d skipped; files in %s\n' "$passed" "${#failed[@]}" "$skipped" "$out"
 if [ ${#failed[@]} -gt 0 ]; then
