@@ -238,6 +238,35 @@ func TestLibraryInitRefuses(t *testing.T) {
 	})
 }
 
+// The end of a member that is to make the unique id is told at once by those that wait for it, whatever other ranks of the job do.
+func TestLibraryIDDies(t *testing.T) {
+	dltest.Parallel(t)
+	results := ranktest.RunProcesses(t, 4, func(ctx context.Context, job *bootstrap.Job) error {
+		if job.Rank() == 0 { // is no member, and goes on
+			for _, key := range []string{"2", "3"} {
+				if _, err := job.Get(ctx, key); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		dev, err := cuda.Open(dltest.DeviceOf(job.LocalRank()))
+		if err != nil {
+			return err
+		}
+		c, err := nccl.InitConfig(ctx, job, dev, &nccl.Config{Name: "part", Ranks: []int{1, 2, 3}, Timeout: 30 * time.Second})
+		if err == nil {
+			return errors.Join(errors.New("no error"), c.Close(), dev.Close())
+		}
+		return errors.Join(wantErr(err, nccl.ErrRank, "communicator part", "rank 1", "SIGKILL"), job.Put(ctx, fmt.Sprint(job.Rank()), nil), dev.Close())
+	}, append(fakeLibraries(t), "FAKE_NCCL=id-dies")...)
+	if results[1].Code != -1 {
+		t.Errorf("rank 1, which was to be killed: %v", results[1])
+	}
+	results[1] = results[0]
+	allWell(t, results)
+}
+
 // What the library says of the network is the cause where no rank has ended. A watch sees it while something is enqueued.
 func TestLibraryNetworkError(t *testing.T) {
 	torn := tornVar + "=" + filepath.Join(t.TempDir(), "torn")

@@ -274,7 +274,7 @@ func isConsequence(err error) bool {
 // uniqueID makes an id on its root and gets it on the others. A root that cannot make one publishes zeros: it tells why itself.
 func (l *library) uniqueID(ctx context.Context, name string, root int) (id ncclsys.UniqueID, err error) {
 	if l.c.rank != root {
-		got, err := l.c.job.UniqueID(ctx, name)
+		got, err := l.awaitID(ctx, name)
 		if err == nil && got == (bootstrap.UniqueID{}) {
 			err = consequence{fmt.Errorf("rank %d could not make a unique id", root)}
 		}
@@ -288,6 +288,35 @@ func (l *library) uniqueID(ctx context.Context, name string, root int) (id nccls
 		}
 	}
 	return id, errors.Join(err, l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id)))
+}
+
+// awaitID waits for an id that another member makes, and no longer than all members are there.
+func (l *library) awaitID(ctx context.Context, name string) (bootstrap.UniqueID, error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	type outcome struct {
+		id  bootstrap.UniqueID
+		err error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		id, err := l.c.job.UniqueID(ctx, name)
+		done <- outcome{id, err}
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case end := <-done:
+			return end.id, end.err
+		case <-tick.C:
+			if err := l.gone(); err != nil {
+				stop()
+				<-done
+				return bootstrap.UniqueID{}, err
+			}
+		}
+	}
 }
 
 // config are the settings of a communicator, nil for versions that have none. It is a blocking one: for each call of a non-blocking one the library starts a
