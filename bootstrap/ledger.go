@@ -271,6 +271,22 @@ func (a *Account) SetWait(seq uint64, d time.Duration) {
 	}
 }
 
+// SetMessage says that the owner has been waiting, for d so far, for the other end of a message, "send of 8 float32, to rank 1" (own account only);
+// "": it does no longer.
+func (a *Account) SetMessage(what string, d time.Duration) {
+	told := a.slot.WaitSeq.Load() == ledgermem.MessageWait
+	switch {
+	case what == "" && told:
+		a.slot.WaitSeq.Store(0)
+		a.SetBusy("")
+	case what != "" && (!told || a.slot.BusyText() != what):
+		a.SetBusy(what)
+		if !told {
+			a.SetWait(ledgermem.MessageWait, d)
+		}
+	}
+}
+
 // Release gives the slot back (own account only).
 func (a *Account) Release() {
 	if a.released.Swap(true) {

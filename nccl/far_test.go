@@ -466,7 +466,7 @@ func TestFarMessages(t *testing.T) {
 				if me == 0 {
 					err = send(w, 8, 2)
 				}
-				return wantErr(w.end(err, room), nccl.ErrClosed, "rank 2 closed communicator no other end after call #1 and does not meet message #1, send of 8 float32, to rank 2")
+				return wantErr(w.end(err, room), nccl.ErrClosed, "rank 2 closed communicator no other end after call #1 and does not meet rank 0's message #1, send of 8 float32, to rank 2")
 			}},
 		} {
 			if err := errors.Join(j.with(tc.name, tc.does), job.Barrier(ctx)); err != nil {

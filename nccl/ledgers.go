@@ -178,9 +178,18 @@ func (c *Comm) closedBefore(own bootstrap.Record, r int) error {
 // afterCall says when a communicator was closed, of whose calls n was the last.
 func afterCall(n uint64) string {
 	if n == 0 {
-		return "before any call"
+		return "before any collective"
 	}
 	return fmt.Sprintf("after call #%d", n)
+}
+
+// closedUnmet says that member r closed the communicator without the other end of a message of this rank.
+func (c *Comm) closedUnmet(r int, n uint64, message string) string {
+	when := ""
+	if n > 0 {
+		when = " " + afterCall(n)
+	}
+	return fmt.Sprintf("rank %d closed communicator %s%s and does not meet rank %d's %s", r, c.name, when, c.rank, message)
 }
 
 // whereabouts says what a member's ledger tells of it.

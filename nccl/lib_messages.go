@@ -184,8 +184,7 @@ func (m *messages) look() error {
 		}
 		for _, d := range []*direction{&t.out, &t.in} {
 			if d.mine.n > d.theirs.n {
-				return &cause{kind: ErrClosed, by: m.c.ranks[r] + 1, text: fmt.Sprintf("rank %d closed communicator %s %s and does not meet %s",
-					r, m.c.name, afterCall(n), m.text(r, t, d, d.theirs.n+1))}
+				return &cause{kind: ErrClosed, by: m.c.ranks[r] + 1, text: m.c.closedUnmet(r, n, m.text(r, t, d, d.theirs.n+1))}
 			}
 		}
 	}
@@ -314,6 +313,23 @@ func (m *messages) text(r int, t *traffic, d *direction, n uint64) string {
 	}
 	call.Type, call.Count = v.typ, v.count
 	return fmt.Sprintf("message #%d, %v", n, call)
+}
+
+// first is the first message that has no other end yet, "" without one.
+func (m *messages) first() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for r, t := range m.with {
+		if t == nil || t.lost {
+			continue
+		}
+		for _, d := range []*direction{&t.out, &t.in} {
+			if d.mine.n > d.theirs.n {
+				return m.text(r, t, d, d.theirs.n+1)
+			}
+		}
+	}
+	return ""
 }
 
 // waiting names the first message of each pair that has no other end yet, "" without one.

@@ -162,6 +162,7 @@ func (u *use) waits(is bool) {
 	if !is {
 		if u.waitFor.Load() != 0 {
 			u.waitFor.Store(0)
+			u.l.c.acct.SetMessage("", 0)
 		}
 		return
 	}
@@ -174,6 +175,8 @@ func (u *use) waits(is bool) {
 	case d <= longWait:
 	case messages:
 		u.l.messages.ask(true)
+		u.l.c.askFar(u.l.c.acct.Last(), d)
+		u.l.c.acct.SetMessage(u.l.messages.first(), d)
 	default:
 		u.l.c.acct.SetWait(seq, d)
 		u.l.c.askFar(seq, d)

@@ -296,7 +296,7 @@ func mistakes() []mistake {
 		within: contradictionBound})
 	add(mistake{name: "closed before the first call", trials: "18", cold: true, right: small,
 		wrong:  func(a *attempt) error { return a.comm.Close() },
-		good:   told{nccl.ErrClosed, []string{"rank CULPRIT closed communicator", "before any call; this is #1: all-reduce of 1024 float32, sum"}},
+		good:   told{nccl.ErrClosed, []string{"rank CULPRIT closed communicator", "before any collective; this is #1: all-reduce of 1024 float32, sum"}},
 		within: deathBound}) // its Close waits 2 s for the others
 	add(mistake{name: "aborted", trials: "4h", right: large, wrong: func(a *attempt) error { return a.comm.Abort(errors.New("out of patience")) },
 		good: told{nccl.ErrAborted, []string{"by rank CULPRIT: out of patience"}}, within: contradictionBound})

@@ -3,6 +3,7 @@ package nccl
 import (
 	"fmt"
 	"slices"
+	"time"
 	"unsafe"
 
 	"github.com/gorun-dev/gorun/cuda"
@@ -20,6 +21,7 @@ type p2pTask struct {
 	mapped bool
 	over   bool
 	wait   waiting
+	told   time.Duration // how long the wait was when the ledger was told of it
 }
 
 type message struct {
@@ -178,6 +180,7 @@ func (t *p2pTask) step() (bool, error) {
 	}
 	if len(t.heads) > 0 {
 		if moved {
+			t.untell()
 			t.wait.reset()
 			h.c.dev.Ring()
 			return false, nil
@@ -377,7 +380,9 @@ func (t *p2pTask) late() error {
 	if !t.wait.look() {
 		return nil
 	}
-	h.c.askFar(h.c.acct.Last(), t.wait.long())
+	long := t.wait.long()
+	h.c.askFar(h.c.acct.Last(), long)
+	t.tell(long)
 	for i := range t.ops {
 		m := &t.ops[i]
 		p := int(m.call.Root)
@@ -399,15 +404,37 @@ func (t *p2pTask) late() error {
 			line = h.seg.line(h.rank, p, true)
 		}
 		if line.posted.Load() < m.n {
-			return &cause{kind: ErrClosed, by: h.c.ranks[p] + 1, text: fmt.Sprintf("rank %d closed communicator %s %s and does not meet %v", p, h.c.name, afterCall(n), m.call)}
+			return &cause{kind: ErrClosed, by: h.c.ranks[p] + 1, text: h.c.closedUnmet(p, n, m.call.String())}
 		}
 	}
 	return nil
 }
 
+// tell writes to the ledger which message has been waited for, for so long; where several are, the first.
+func (t *p2pTask) tell(long time.Duration) {
+	if long < t.told+longWait {
+		return
+	}
+	t.told = long
+	for i := range t.ops {
+		if m := &t.ops[i]; m.state != messageDone {
+			t.h.c.acct.SetMessage(m.call.String(), long)
+			return
+		}
+	}
+}
+
+func (t *p2pTask) untell() {
+	if t.told > 0 {
+		t.told = 0
+		t.h.c.acct.SetMessage("", 0)
+	}
+}
+
 // finish lets go of everything, however the run ended.
 func (t *p2pTask) finish(reuse bool) {
 	h := t.h
+	t.untell()
 	if t.mapped {
 		t.mapped = false
 		h.leaveMappings()

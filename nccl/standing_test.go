@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,8 +32,8 @@ func awaitSignal(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// awaitReport asks the hosts, again and again, until what they tell begins with a text.
-func awaitReport(t *testing.T, hosts []ranktest.Host, nodeOf []int, want string) {
+// awaitReport asks the hosts, again and again, until they tell as many lines as are wanted, and each begins with one of those.
+func awaitReport(t *testing.T, hosts []ranktest.Host, nodeOf []int, want ...string) {
 	t.Helper()
 	names := make([]string, len(hosts))
 	for i := range hosts {
@@ -45,7 +46,10 @@ func awaitReport(t *testing.T, hosts []ranktest.Host, nodeOf []int, want string)
 			all = append(all, h.Standings()...)
 		}
 		lines = node.Report(all, nodeOf, names)
-		if len(lines) == 1 && strings.HasPrefix(lines[0], want) {
+		missing := slices.DeleteFunc(slices.Clone(want), func(w string) bool {
+			return slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, w) })
+		})
+		if len(lines) == len(want) && len(missing) == 0 {
 			return
 		}
 	}
@@ -89,5 +93,61 @@ func TestStandingInCollective(t *testing.T) {
 	})
 	t.Run("library", func(t *testing.T) {
 		run(t, func(job *bootstrap.Job) (*cuda.Device, error) { return cuda.Open(strconv.Itoa(job.Rank())) }, fakeLibraries(t)...)
+	})
+}
+
+// Ranks that all send before they receive wait for each other. Their hosts, and the end of the wait, say which message each is in.
+func TestStandingInMessages(t *testing.T) {
+	const n = 1 << 18 // more than a library has room for
+	nodeOf := []int{0, 1, 0}
+	run := func(t *testing.T, message string, open func(job *bootstrap.Job) (*cuda.Device, error), env ...string) {
+		signal := filepath.Join(t.TempDir(), "give up")
+		allWell(t, ranktest.RunHostsBeside(t, nodeOf, func(ctx context.Context, job *bootstrap.Job) error {
+			dev, err := open(job)
+			if err != nil {
+				return err
+			}
+			return errors.Join(withComm(ctx, job, dev, nil, func(w *world) error {
+				b, done, err := openBuffers(w, 4*n, false)
+				defer done()
+				if err != nil {
+					return err
+				}
+				send, _ := cuda.SliceOf[float32](b.send, 0, n)
+				next := (job.Rank() + 1) % 3
+				if err := nccl.Send(w.comm, send, next, w.stream); err != nil {
+					return err
+				}
+				for told := false; !told; { // the next rank has told its host, and that has told this one's, in a while
+					short, end := context.WithTimeout(ctx, 300*time.Millisecond)
+					err := w.stream.Synchronize(short)
+					end()
+					if err == nil || ctx.Err() != nil {
+						return fmt.Errorf("got %v, want it to say that it waits for rank %d, and in which send that is", err, next)
+					}
+					told = strings.Contains(err.Error(), fmt.Sprintf("waits for rank %d", next)) &&
+						strings.Contains(err.Error(), fmt.Sprintf("in %ssend of %d float32, to rank %d", message, n, (next+1)%3))
+				}
+				if err := errors.Join(awaitSignal(ctx), job.Barrier(ctx)); err != nil { // all have been told
+					return err
+				}
+				return w.comm.Abort(errors.New("the test is over"))
+			}), dev.Close())
+		}, func(hosts []ranktest.Host) {
+			var want []string
+			for rank, host := range nodeOf {
+				want = append(want, fmt.Sprintf("rank %d (host h%d) of 3: in %ssend of %d float32, to rank %d on communicator world since ", rank, host, message, n, (rank+1)%3))
+			}
+			awaitReport(t, hosts, nodeOf, want...)
+			if err := os.WriteFile(signal, nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		}, append(env, signalVar+"="+signal)...))
+	}
+	t.Run("host", func(t *testing.T) {
+		run(t, "", func(*bootstrap.Job) (*cuda.Device, error) { return cuda.Open("host") })
+	})
+	t.Run("library", func(t *testing.T) {
+		run(t, "message #1, ", func(job *bootstrap.Job) (*cuda.Device, error) { return cuda.Open(strconv.Itoa(job.Rank())) }, fakeLibraries(t)...)
 	})
 }

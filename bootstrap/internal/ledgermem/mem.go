@@ -18,7 +18,10 @@ const (
 	Slots     = 256
 	Records   = 256
 	BusyWords = 15
-	NameWords = 6
+
+	// MessageWait is WaitSeq of a wait for a Send or Recv, which has no record: Busy says which.
+	MessageWait = 1 << 63
+	NameWords   = 6
 
 	magic   = 0x7265676465_6c7267 // "grledger", little endian
 	version = 3

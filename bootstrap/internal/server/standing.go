@@ -202,6 +202,9 @@ func (st *Standing) read(m *ledgermem.Memory) {
 			st.Seen = append(st.Seen, c)
 		}
 		seq, from := slot.WaitSeq.Load(), slot.WaitFrom.Load()
+		if seq == ledgermem.MessageWait && c.Busy != "" && from < now && slot.ClosedAt.Load() == 0 {
+			st.Waits = append(st.Waits, Wait{What: fmt.Sprintf("%s on communicator %s", c.Busy, c.Name), For: time.Duration(now - from)})
+		}
 		if seq > c.Done && seq <= c.Last && from < now && slot.ClosedAt.Load() == 0 {
 			st.Waits = append(st.Waits, Wait{What: fmt.Sprintf("%s on communicator %s", opText(slot, seq), c.Name),
 				For: time.Duration(now - from), Comm: c.Comm, Seq: seq})
