@@ -14,4 +14,6 @@
 //	}
 //	defer job.Close()
 //	names, err := job.AllGather(ctx, []byte(name))
+//
+// Account, Far, Handle and Ledger with their functions are what package nccl is made of: programs do not need them.
 package bootstrap

@@ -75,10 +75,13 @@ func (j *Job) newGroup(name string, ranks []int, once bool) (*Group, error) {
 	return g, nil
 }
 
+// Name is the group's name.
 func (g *Group) Name() string { return g.name }
 
 // Rank is this rank's index in Ranks.
 func (g *Group) Rank() int { return g.index }
+
+// Size is the number of members.
 func (g *Group) Size() int { return g.size }
 
 // Ranks are the job ranks of the members; not to be changed.

@@ -84,19 +84,28 @@ func newJob(id string, rank, node int, nodeOf []int, device string, ctl control)
 	return j
 }
 
+// ID is the job's id, another one for each launch and restart.
 func (j *Job) ID() string { return j.id }
-func (j *Job) Rank() int  { return j.rank }
-func (j *Job) Size() int  { return j.size }
 
-// LocalRank is this rank's index among the ranks of its host, LocalSize how many those are.
+// Rank is this rank's number in the job, from 0.
+func (j *Job) Rank() int { return j.rank }
+
+// Size is the number of ranks in the job.
+func (j *Job) Size() int { return j.size }
+
+// LocalRank is this rank's index among the ranks of its host, from 0.
 func (j *Job) LocalRank() int { return slices.Index(j.local, j.rank) }
+
+// LocalSize is the number of ranks on this rank's host.
 func (j *Job) LocalSize() int { return len(j.local) }
 
-// Node is the index of this rank's host, Nodes the number of hosts.
-func (j *Job) Node() int  { return j.node }
+// Node is the index of this rank's host among the job's hosts, from 0.
+func (j *Job) Node() int { return j.node }
+
+// Nodes is the number of hosts.
 func (j *Job) Nodes() int { return j.nodes }
 
-// NodeOf is the index of the host that a rank runs on.
+// NodeOf is the index of the host that a rank runs on. It panics, like an index, where the job has no such rank.
 func (j *Job) NodeOf(rank int) int { return j.nodeOf[rank] }
 
 // HostName is the name of the host that a rank runs on, "" in a job of one host and while it is not known: Watch makes it so.
@@ -131,13 +140,13 @@ func (j *Job) DataPorts() (from, to int) { return j.dataPorts[0], j.dataPorts[1]
 // InProcess reports whether all ranks of the job live in this process.
 func (j *Job) InProcess() bool { return j.ctl.inProcess() }
 
-// Put stores a small value (at most 64 KiB) under a key, visible to all ranks. A key is written once.
+// Put stores a small value (at most 64 KiB) under a key, visible to all ranks. A key is written once: a second Put is an error.
 func (j *Job) Put(ctx context.Context, key string, value []byte) error {
 	_, err := j.call(ctx, fmt.Sprintf("put %q", key), &store.Request{Kind: store.Put, Name: key, Value: value})
 	return err
 }
 
-// Get waits until the key is there.
+// Get waits until the key is there, and gives its value, which is the caller's.
 func (j *Job) Get(ctx context.Context, key string) ([]byte, error) {
 	return one(j.call(ctx, fmt.Sprintf("get %q", key), &store.Request{Kind: store.Get, Name: key}))
 }

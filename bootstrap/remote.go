@@ -20,7 +20,6 @@ const maxReply = 1 << 30
 // remote is the control of a rank that a node serves.
 type remote struct {
 	conn *wire.Conn
-	rank int
 	size int
 	node int
 	done chan struct{} // the reader has ended
@@ -63,7 +62,7 @@ func dial(ctx context.Context, socket, jobID string, rank, size int) (*remote, w
 		return nil, none, err
 	}
 	r := &remote{
-		conn: c, rank: rank, size: size, node: welcome.Node, done: make(chan struct{}),
+		conn: c, size: size, node: welcome.Node, done: make(chan struct{}),
 		pending: map[uint64]func(store.Reply, *os.File){}, ends: map[int]store.End{}, hosts: map[int]string{}, changed: make(chan struct{}),
 		exports: map[string]*os.File{}, fetches: map[uint64]string{},
 		ledgers: map[int]*Ledger{rank: {rank: rank, own: true, mem: memory}},

@@ -12,7 +12,7 @@ type Buffer[T Element] struct {
 	n   int
 }
 
-// AllocBuffer makes a zeroed buffer of n elements.
+// AllocBuffer makes a zeroed buffer of n elements. The caller frees it.
 func AllocBuffer[T Element](d *Device, n int, kind AllocKind) (*Buffer[T], error) {
 	size := sizeOf[T]()
 	if n < 0 || uint64(n) > math.MaxInt64/size {
@@ -25,7 +25,7 @@ func AllocBuffer[T Element](d *Device, n int, kind AllocKind) (*Buffer[T], error
 	return &Buffer[T]{mem: m, n: n}, nil
 }
 
-// Malloc makes a buffer of private memory, for everything that is not communicated.
+// Malloc makes a zeroed buffer of n elements in private memory, for everything that is not communicated. The caller frees it.
 func Malloc[T Element](d *Device, n int) (*Buffer[T], error) { return AllocBuffer[T](d, n, Private) }
 
 // Len is the number of elements.

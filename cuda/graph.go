@@ -66,8 +66,7 @@ func (c *Capture) State() CaptureState { return c.raw.state() }
 func (c *Capture) Invalidate(cause error) { c.raw.invalidate(cause) }
 
 // After makes the next node that stream s records depend on the last node recorded by an earlier stream under the same key, so that the
-// library's calls (one communicator's) are in order whatever their streams. Call before and Mark after recording. For libraries. On a GPU they do nothing:
-// NCCL orders its own.
+// library's calls (one communicator's) are in order whatever their streams. Call before and Mark after recording. For libraries. On a GPU they do nothing.
 func (c *Capture) After(s *Stream, key any) { c.raw.after(s.raw, key) }
 
 // Mark: see After. key must be comparable.

@@ -2,7 +2,7 @@ package cuda
 
 import "github.com/gorun-dev/gorun/cuda/internal/cusys"
 
-// Linked is how many devices the driver shows, and whether it is known that each two of them are joined by a link that carries atomic operations: NVLink.
+// Linked is how many devices the driver shows, and whether it is known that each two of them are joined by a link that carries atomic operations: NVLink. For libraries.
 func (d *Device) Linked() (devices int, linked bool) {
 	if g, ok := d.plat.(*driverDevice); ok {
 		return g.linked()

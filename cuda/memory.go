@@ -171,9 +171,6 @@ type Hold struct {
 	live bool // guarded by mem.mu
 }
 
-// Memory is what it holds.
-func (h *Hold) Memory() *Memory { return h.mem }
-
 // SetLive turns a live hold into one that only defers, or back. On a released hold it does nothing.
 func (h *Hold) SetLive(live bool) {
 	h.mem.mu.Lock()

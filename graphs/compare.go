@@ -293,7 +293,7 @@ func weakest(choices []choice) choice {
 	return w
 }
 
-// mixed is row S3 of registration's rules: where one rank passes a registered buffer all do. Without it the ranks would use different
+// mixed is a rule of registration: where one rank passes a registered buffer all do. Without it the ranks would use different
 // algorithms, and wait for each other for ever.
 func mixed(a int, la nccl.LayoutInfo, b int, lb nccl.LayoutInfo) *difference {
 	if la.Registered == lb.Registered && la.Kind == lb.Kind {

@@ -1,5 +1,15 @@
 // Package graphs captures the work of a stream, collectives above all, into a graph that is launched many times.
 //
+//	g, err := graphs.Capture(ctx, stream, func(s *cuda.Stream) error {
+//		return nccl.AllReduce(comm, grad.All(), grad.All(), nccl.Avg, s)
+//	}, graphs.Comms(comm))
+//	if err != nil {
+//		return err
+//	}
+//	defer g.Close()
+//	err = g.Launch(stream) // on every rank, as often as wanted
+//	err = stream.Synchronize(ctx)
+//
 // Capture runs a function once. Every call of package nccl in it is compared between the members of its communicator before anything is
 // recorded: all issue the same call, and its buffers are registered, or every member's Capture returns the error that names the first
 // difference and the ranks. At the end all members have the graph, or none has. The buffers' registrations belong to the graph and go when it is

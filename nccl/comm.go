@@ -121,9 +121,9 @@ type backend interface {
 type Config struct {
 	Name    string        // for messages; default "world"; equal on all members
 	Ranks   []int         // job ranks that are members, in order; nil: all. Only members call Init
-	Timeout time.Duration // how long Init waits for the others; default 60 s
+	Timeout time.Duration // how long Init and Shrink, and with Strict each collective, wait for the others; default 60 s
 	Check   CheckMode     // default Watch; equal on all members
-	NoPeer  bool          // small collectives on GPUs go by the library, too, never by memory that the ranks share; where one member says so none has it
+	NoPeer  bool          // small collectives on GPUs go by the library, too, never by peer memory; where one member says so none has it
 }
 
 // CheckMode is how eager calls are compared between ranks.
@@ -893,11 +893,11 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 type Stats struct {
 	Calls          uint64 // collectives and point-to-point operations carried out
 	BytesDirect    uint64 // payload moved straight between users' buffers (registered)
-	BytesStaged    uint64 // payload moved through staging copies
+	BytesStaged    uint64 // payload moved through staging copies, or by peer memory
 	Registrations  int    // live: of the user and of graphs, each buffer counted once
 	GraphHolds     int    // registrations held by graphs
 	PendingRelease int    // registrations of closed graphs not given back yet
-	PeerMappings   int    // mappings of peers' memory in this process
+	PeerMappings   int    // mappings of peers' buffers in this process, on the host platform
 	Windows        int    // windows that captured calls have got, on a GPU
 	PendingWindows int    // of them those of memory that the program has freed: given back, with it, at the next captured call or at Close
 }

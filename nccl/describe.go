@@ -116,7 +116,7 @@ func decodeDesc(b []byte) ([]Call, error) {
 }
 
 // Describe says what must agree among all members about the calls of a group, in a form that can be compared and, by
-// ExplainDifference, be told as a difference. Sends and Recvs are left out: they concern pairs (DescribePair).
+// ExplainDifference, be told as a difference. Sends and Recvs are left out: they concern pairs (DescribePair). For libraries.
 func Describe(group []Call) []byte {
 	b := make([]byte, 1, 1+descCall*len(group))
 	b[0] = descVersion

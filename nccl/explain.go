@@ -78,7 +78,7 @@ func (l *library) explain(line func(what, format string, args ...any)) {
 	}
 }
 
-// nvls says what row S4 asks for: multicast hardware, memory with handles, equal head offsets.
+// nvls says what registration for NVLS asks for: multicast hardware, memory with handles, equal head offsets.
 func (l *library) nvls() string {
 	look := l.sys.Vendor().Lookup()
 	p := l.sys.Vendor().Prefix()
@@ -96,7 +96,7 @@ func (l *library) nvls() string {
 	return "unproven: where switches can multicast, with memory of nccl.Alloc at the same offset on all ranks of a host (an Arena carved in one order has it)"
 }
 
-// sharp says what row S8 asks for.
+// sharp says what registration for IB SHARP asks for.
 func (l *library) sharp() string {
 	if err := l.sys.Need(ncclsys.Sharp); err != nil {
 		return "no: " + err.Error()

@@ -126,7 +126,7 @@ func TestMismatch(t *testing.T) {
 	}
 }
 
-// A registered buffer on one rank and none on another (row S3): an error on all that names ranks and buffers, and nothing moves.
+// A registered buffer on one rank and none on another: an error on all that names ranks and buffers, and nothing moves.
 func TestMixedRegistration(t *testing.T) {
 	cases := map[string]struct{ send, recv func(rank int) bool }{
 		"one rank not":        {func(r int) bool { return r != 1 }, func(r int) bool { return r != 1 }},

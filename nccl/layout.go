@@ -35,7 +35,7 @@ type layoutBuf struct {
 }
 
 // Layout describes where the buffers of a group lie: for each, allocation kind, whether registered by the user, head offset, and what a peer on this host
-// needs to reach it. All members' layouts go to Prepare.
+// needs to reach it. All members' layouts go to Prepare. For libraries.
 func (c *Comm) Layout(group []Call) ([]byte, error) {
 	if len(group) > 0xffff {
 		return nil, c.errorf("layout", causef(ErrArgument, "a group of %d calls", len(group)))
@@ -140,7 +140,7 @@ func DecodeLayout(b []byte) ([][]LayoutInfo, error) {
 
 // Prepare does the real registration of a captured group: peers' memory is mapped here now, not at the first replay. The mappings live as
 // long as the registrations of this rank's buffers in the group (which must exist). layouts are by rank; those that are nil take no part.
-// It waits for the peers' registrations, at most as long as ctx.
+// It waits for the peers' registrations, at most as long as ctx. For libraries.
 func (c *Comm) Prepare(ctx context.Context, group []Call, layouts [][]byte) error {
 	if err := c.usable(); err != nil {
 		return c.errorf("prepare", err)

@@ -271,16 +271,12 @@ func (l *library) callAs(c *Call, t ncclsys.DataType, comm ncclsys.Comm) error {
 func dependent(calls []Call) bool {
 	for i := range calls {
 		for j := range i {
-			if lap(calls[i].Send, calls[j].Recv) || lap(calls[i].Recv, calls[j].Recv) || lap(calls[i].Recv, calls[j].Send) {
+			if meet(calls[i].Send, calls[j].Recv) || meet(calls[i].Recv, calls[j].Recv) || meet(calls[i].Recv, calls[j].Send) {
 				return true
 			}
 		}
 	}
 	return false
-}
-
-func lap(a, b cuda.Range) bool {
-	return a.Mem != nil && a.Mem == b.Mem && a.Off < b.Off+b.Len && b.Off < a.Off+a.Len
 }
 
 // account counts eager calls when they are enqueued: the library does not tell when they are done.

@@ -8,8 +8,8 @@ import (
 	"github.com/gorun-dev/gorun/cuda"
 )
 
-// Alloc makes a zeroed buffer for communication: memory that can be registered, so that collectives work straight in it. Use it for what is
-// sent and received, not for everything (cuda.Malloc).
+// Alloc makes a zeroed buffer of n elements for communication: memory that can be registered, so that collectives work straight in it. Use it for what
+// is sent and received, not for everything (cuda.Malloc). The caller frees it, after what uses it is closed.
 func Alloc[T cuda.Element](d *cuda.Device, n int) (*cuda.Buffer[T], error) {
 	return cuda.AllocBuffer[T](d, n, cuda.Shareable)
 }
@@ -51,7 +51,7 @@ func (r *registered) busy() error {
 }
 
 // Register registers memory for all collectives of the communicator until Close. It is local and reference counted: memory registered
-// twice is deregistered by the second Close. All members must pass registered memory to a call, or none (row S3): a mix is an error that names
+// twice is deregistered by the second Close. All members must pass registered memory to a call, or none: a mix is an error that names
 // ranks and buffers. The memory is not given back by Free before it is deregistered.
 func (c *Comm) Register(m *cuda.Memory) (*Registration, error) { return c.registerAs(m, false) }
 

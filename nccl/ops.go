@@ -7,8 +7,9 @@ import (
 	"github.com/gorun-dev/gorun/cuda"
 )
 
-// RedOp is a reduction. All members get results that are equal to the bit: values are combined in rank order. 16-bit and 8-bit floats are combined
-// in float32 and rounded once at the end; integers wrap around. Min and Max of floats prefer a number to a NaN. PreMulSum makes further ones.
+// RedOp is a reduction; PreMulSum makes further ones. All members get results that are equal to the bit. Integers wrap around. On the host platform, and by
+// peer memory, values are combined in rank order, 16-bit and 8-bit floats in float32 and rounded once at the end, and Min and Max of floats prefer a
+// number to a NaN; a library has an order and a precision of its own.
 type RedOp uint32
 
 const (
@@ -19,7 +20,7 @@ const (
 	Avg // the sum divided by the number of ranks; of integers towards zero
 )
 
-// AllReduce reduces send over all ranks into recv on each. Equal lengths; recv may be send itself, but must not overlap it otherwise.
+// AllReduce reduces send over all ranks into recv on each. All lengths are equal; recv may be send itself, but must not overlap it otherwise.
 func AllReduce[T cuda.Element](c *Comm, send, recv cuda.Slice[T], op RedOp, s *cuda.Stream) error {
 	if send.Len() != recv.Len() {
 		return c.badCall(OpAllReduce, "send has %d elements, recv %d", send.Len(), recv.Len())

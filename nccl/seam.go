@@ -21,7 +21,7 @@ const (
 	Local                  // straight, by Comm.Register
 	Graph                  // straight, registered by the capture
 	Window                 // straight, and at the same offsets on every rank
-	Peer                   // through memory that all ranks have mapped: small calls of a GPU library, where no mode is demanded
+	Peer                   // through memory that all ranks have mapped: small calls on GPUs, where no mode is demanded
 )
 
 func (m Mode) String() string {
@@ -48,7 +48,7 @@ type Gate interface {
 }
 
 // SetGate leases the communicator for a capture: captured calls go through g, eager ones are refused with an error that names where (g's String, if it
-// has one). It takes a sequence number of kind Capture in the ledger. restore ends the lease; it may be called twice.
+// has one). It takes a sequence number of kind Capture in the ledger. restore ends the lease; it may be called twice. For libraries.
 func (c *Comm) SetGate(g Gate) (restore func(), err error) {
 	if err := c.usable(); err != nil {
 		return nil, c.errorf("capture", err)
@@ -103,7 +103,7 @@ type Holder interface {
 
 type holding struct{ Holder }
 
-// Attach makes h hold the communicator until detach is called; that may be twice.
+// Attach makes h hold the communicator until detach is called; that may be twice. For libraries.
 func (c *Comm) Attach(h Holder) (detach func(), err error) {
 	if err := c.usable(); err != nil {
 		return nil, c.errorf("attach "+h.String(), err)
@@ -124,12 +124,12 @@ const meetPoll = 3 * time.Millisecond
 
 // Meet is an all-gather among the members at a point that all reach in the same order (bootstrap.Group.Meet), which also ends, with the error
 // that tells it, when a member's ledger shows that it does something else (an eager call or replay where this rank captures), or the communicator
-// fails. bootstrap's errors are in its errors (errors.As); the end of ctx or a circle of waits do not fail the communicator.
+// fails. bootstrap's errors are in its errors (errors.As); the end of ctx or a circle of waits do not fail the communicator. For libraries.
 func (c *Comm) Meet(ctx context.Context, value []byte, what string) ([][]byte, error) {
 	return c.meet(ctx, everybody, value, what)
 }
 
-// MeetPair is the same between this rank and one peer, for Send and Recv in a capture.
+// MeetPair is the same between this rank and one peer, for Send and Recv in a capture. For libraries.
 func (c *Comm) MeetPair(ctx context.Context, peer int, value []byte, what string) (theirs []byte, err error) {
 	if peer < 0 || peer >= len(c.ranks) {
 		return nil, c.errorf(what, causef(ErrArgument, "peer %d is no rank of a communicator of %d", peer, len(c.ranks)))
@@ -275,7 +275,7 @@ type Replay struct {
 
 // BeginReplay takes the communicator's next place for a launch of the graph (key: equal on all members for the same graph) and writes it
 // to the ledger. It fails at once if a member is known to do something else there. who names the graph in messages. After it Before, the launch and After
-// must follow; if one of them fails the place cannot be given back: Abort.
+// must follow; if one of them fails the place cannot be given back: Abort. For libraries.
 func (c *Comm) BeginReplay(key uint64, who string) (Replay, error) {
 	if err := c.usable(); err != nil {
 		return Replay{}, c.errorf("replay of "+who, err)

@@ -14,7 +14,7 @@ func (s state) Start(rank int, id uint64, q *store.Request, done func(store.Repl
 	n := s.n
 	switch {
 	case q.Kind == store.PublishID:
-		n.publish(rank, q, done)
+		n.publish(q, done)
 	case q.Kind == store.WaitID || n.cfg.Node == 0:
 		n.store.Start(rank, id, q, done)
 	default:
@@ -64,7 +64,7 @@ func (s state) Gone(rank int, host string) {
 func (s state) Events(from int) ([]store.Event, <-chan struct{}) { return s.n.store.Events(from) }
 
 // publish gives an id to the members of all hosts, this one among them.
-func (n *Node) publish(rank int, q *store.Request, done func(store.Reply)) {
+func (n *Node) publish(q *store.Request, done func(store.Reply)) {
 	refuse := func(format string, args ...any) {
 		done(store.Reply{Err: &store.Error{Kind: store.Refused, Text: fmt.Sprintf(format, args...)}})
 	}

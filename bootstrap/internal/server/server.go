@@ -768,18 +768,6 @@ func eventsMessage(t wire.Type, events []store.Event) wire.Message {
 	return wire.Message{Type: t, Payload: e.B}
 }
 
-// Idle reports whether every rank that has joined has ended, for the server that lives in a rank.
-func (s *Server) Idle() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, r := range s.ranks {
-		if r.joined && !r.ended {
-			return false
-		}
-	}
-	return true
-}
-
 // Close ends the server: the ranks that are still connected see their connection end.
 func (s *Server) Close() error {
 	s.mu.Lock()

@@ -306,9 +306,3 @@ func (s *Store) Break(reason string) {
 
 // Close ends all waits and the store's timer.
 func (s *Store) Close() { s.Break("the job is closed") }
-
-func (s *Store) String() string {
-	s.mu.Lock()
-	defer s.unlock()
-	return fmt.Sprintf("store of %d ranks, %d waits, %d ended", s.size, len(s.pending), s.ended)
-}
