@@ -530,6 +530,30 @@ func TestUsageError(t *testing.T) {
 	}
 }
 
+// TestFlagsAsked: gorun bench hears what the ranks would refuse.
+func TestFlagsAsked(t *testing.T) {
+	for _, c := range []struct {
+		args, want string
+		code       int
+	}{
+		{"2 -op broadcast -root 1", "", 0},
+		{"2 -root 2", "-root 2: there are 2 ranks\n", exitRefused},
+		{"2 -op x", "invalid value \"x\" for flag -op: no operation \"x\"; there are all-reduce, all-gather, reduce-scatter, broadcast, sendrecv; -h shows the flags\n", exitRefused},
+		{"2 -b 8 word", "unexpected argument \"word\"; -h shows the flags\n", exitRefused},
+		{"2 compare dir", "compare needs no ranks: gorun-bench compare\n", exitRefused},
+		{"2 registration -op x", "", 0},
+		{"2 -h", "", 0},
+		{"two", "", 2},
+		{"", "", 2},
+	} {
+		var out, errOut strings.Builder
+		code := realMain(t.Context(), append([]string{"flags"}, strings.Fields(c.args)...), &out, &errOut)
+		if code != c.code || out.String() != c.want || errOut.Len() > 0 {
+			t.Errorf("flags %s: exit code %d, stdout %q, stderr %q, want %d, %q", c.args, code, out.String(), errOut.String(), c.code, c.want)
+		}
+	}
+}
+
 // TestRootOutside is an error that does not depend on the rank.
 func TestRootOutside(t *testing.T) {
 	ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -216,6 +218,44 @@ func parse(args []string) (*config, error) {
 		return nil, fmt.Errorf("nothing to measure: graph is a mode of captured calls, and sendrecv has neither a window nor a place in")
 	}
 	return c, nil
+}
+
+// fits is an error where so many ranks are too few for what is asked for.
+func (c *config) fits(ranks int) error {
+	if c.root >= ranks {
+		return fmt.Errorf("-root %d: there are %d ranks", c.root, ranks)
+	}
+	return nil
+}
+
+// exitRefused is the exit code of flagsMain for flags that are refused.
+const exitRefused = 4
+
+// flagsMain tells gorun bench, before it starts any rank, why a number of ranks would refuse their flags: args is that number and the flags.
+func flagsMain(args []string, stdout io.Writer) int {
+	if len(args) == 0 {
+		return 2
+	}
+	ranks, err := strconv.Atoi(args[0])
+	if err != nil {
+		return 2
+	}
+	if len(args) > 1 && checks[args[1]].run != nil { // it has flags of its own
+		return 0
+	}
+	if len(args) > 1 && args[1] == "compare" {
+		err = fmt.Errorf("compare needs no ranks: gorun-bench compare")
+	} else {
+		var c *config
+		if c, err = parse(args[1:]); err == nil {
+			err = c.fits(ranks)
+		}
+	}
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	fmt.Fprintln(stdout, err)
+	return exitRefused
 }
 
 // sizes are the sizes from -b to -e.

@@ -28,10 +28,14 @@ func main() {
 	os.Exit(realMain(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// realMain runs the program and returns its exit code: 1 for an error or a wrong result, 2 for a wrong command line, 3 where a check has found faults.
+// realMain runs the program and returns its exit code: 1 for an error or a wrong result, 2 for a wrong command line, 3 where a check has found faults,
+// 4 where gorun bench has asked about flags that are refused.
 func realMain(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if code, ok := runCheck(ctx, args, stdout, stderr); ok {
 		return code
+	}
+	if len(args) > 0 && args[0] == "flags" {
+		return flagsMain(args[1:], stdout)
 	}
 	if len(args) > 0 && args[0] == "compare" {
 		return compareMain(args[1:], stdout, stderr)
@@ -76,8 +80,8 @@ func run(ctx context.Context, c *config, stdout, stderr io.Writer) error {
 
 // runJob measures what c asks for. Rank 0 writes: measurements to stdout, to stderr how far it is.
 func runJob(ctx context.Context, job *bootstrap.Job, c *config, stdout, stderr io.Writer) (err error) {
-	if c.root >= job.Size() {
-		return fmt.Errorf("-root %d: there are %d ranks", c.root, job.Size())
+	if err := c.fits(job.Size()); err != nil {
+		return err
 	}
 	b, done, err := newBencher(ctx, job, c, stdout, stderr)
 	if err != nil {

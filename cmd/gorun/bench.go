@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -61,7 +62,8 @@ func newBenchCmd(io stdio) *cobra.Command {
 			if !slices.ContainsFunc(mine, func(a string) bool { return a == "-np" || a == "-H" || a == "--hostfile" }) {
 				mine = append(mine, "-np", fmt.Sprint(benchNP))
 			}
-			if code := launch(slices.Concat(mine, []string{"--", prog}, rest), io); code != launcher.ExitOK {
+			refuse := func(p *launcher.Plan) error { return refusedBench(prog, len(p.Ranks), rest) }
+			if code := launchIf(slices.Concat(mine, []string{"--", prog}, rest), io, refuse); code != launcher.ExitOK {
 				return exitCode(code)
 			}
 			return nil
@@ -122,6 +124,20 @@ func findBench() (string, error) {
 		return "", &launcher.StartError{Code: launcher.ExitNotFound, Msg: benchProgram + " is neither beside gorun nor in PATH; this installs it:\n  " + benchInstall}
 	}
 	return filepath.Abs(p)
+}
+
+// benchRefuses is the exit code of gorun-bench where it is asked about flags that it refuses; others say nothing of them.
+const benchRefuses = 4
+
+// refusedBench is the error for what gorun-bench would not take as the flags of so many ranks: each of them would say so.
+func refusedBench(prog string, ranks int, flags []string) error {
+	cmd := exec.CommandContext(context.Background(), prog, append([]string{"flags", strconv.Itoa(ranks)}, flags...)...)
+	cmd.Env, _ = rankenv.Scrub(os.Environ())
+	why, err := cmd.Output()
+	if e, ok := errors.AsType[*exec.ExitError](err); ok && e.ExitCode() == benchRefuses {
+		return usagef("bench: %s", strings.TrimSpace(string(why)))
+	}
+	return nil
 }
 
 // writeBenchHelp prints what gorun bench takes; gorun-bench itself tells its flags.

@@ -16,7 +16,10 @@ import (
 )
 
 // launch is gorun without a subcommand, and gorun run.
-func launch(args []string, io stdio) int {
+func launch(args []string, io stdio) int { return launchIf(args, io, nil) }
+
+// launchIf launches a job unless refuse, where it is given, has an error for its plan.
+func launchIf(args []string, io stdio, refuse func(*launcher.Plan) error) int {
 	q, err := parse(args)
 	if err != nil {
 		return fail(io, err)
@@ -42,6 +45,11 @@ func launch(args []string, io stdio) int {
 	plan, err := planOf(job, io, q.verbose)
 	if err != nil {
 		return fail(io, placed(err, job, sources))
+	}
+	if refuse != nil {
+		if err := refuse(plan); err != nil {
+			return fail(io, err)
+		}
 	}
 	tellIdle(io, plan, sources)
 	tellTypos(io, job, os.Environ())
