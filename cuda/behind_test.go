@@ -98,6 +98,22 @@ func TestGPULinked(t *testing.T) {
 	if n < 1 || n == 1 && linked || onFake() && n > 1 && linked != (d.Platform() != HIP) {
 		t.Errorf("%d devices, linked: %t", n, linked)
 	}
+	if ok, err := d.LinkedTo(d.Info().UUID); !ok || err != nil {
+		t.Errorf("linked to itself: %t, %v", ok, err)
+	}
+	if linked {
+		other, err := Open(otherDevice(d))
+		check(t, err)
+		ok, err := d.LinkedTo(other.Info().UUID)
+		if !ok || err != nil {
+			t.Errorf("%s is linked to %s: %t, %v", d.Info().UUID, other.Info().UUID, ok, err)
+		}
+		check(t, other.Close())
+	}
+	ok, err := d.LinkedTo("GPU-none")
+	if wantText(t, err, "look for a link", "GPU-none"); ok {
+		t.Error("linked to a GPU that is none")
+	}
 }
 
 // Who uses a stream is told when it can still be waited for: before it begins a capture, joins one, or is closed, failed or not.

@@ -3,6 +3,7 @@ package nccl
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/gorun-dev/gorun/cuda"
 )
@@ -76,6 +77,13 @@ func PeerLeft(c *Comm) bool {
 	p.hmu.Lock()
 	defer p.hmu.Unlock()
 	return p.stop != nil
+}
+
+// SetPeerSwap sets how long a rank waits for the others on the way to peer memory, until undo.
+func SetPeerSwap(d time.Duration) (undo func()) {
+	old := peerSwap
+	peerSwap = d
+	return func() { peerSwap = old }
 }
 
 // Ordered reports whether calls on several streams are ordered one behind the other.

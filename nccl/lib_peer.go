@@ -39,13 +39,15 @@ const (
 	peerBlocks = 64 // of a launch at most, as in peer.cu
 	peerRanks  = 8  // of a communicator at most, as in peer.cu
 	peerLine   = 8  // bytes of data in a line of 16
+	peerTry    = 16 // the word in the pinned memory from which on the first call has its data
 	// peerMost is how many bytes a rank sends to all others together at most: up to there the kernel was faster between 2 ranks, at every size. More ranks share it.
 	peerMost = 512 << 10
 	// peerBreak is for a word that is written on the device.
 	peerBreak = 50 * time.Millisecond
-	// peerSwap is for getting the others' buffers, which are there.
-	peerSwap = 10 * time.Second
 )
+
+// peerSwap is for what the members do with each other at the same time: getting their buffers, which are there, and the first call.
+var peerSwap = 10 * time.Second // but for a test
 
 // peerArgs is gorun_peer_args of peer.cu.
 type peerArgs struct {
@@ -77,7 +79,7 @@ type peerWay struct {
 	calls    uint64 // enqueued or captured
 
 	hmu  sync.Mutex   // innermost; guards stop, which who fails the communicator sets
-	stop *cuda.Pinned // one word; not 0: kernels that wait give up
+	stop *cuda.Pinned // its first word; not 0: kernels that wait give up
 
 	// The stream of the last call in a capture.
 	capture *cuda.Capture
@@ -90,8 +92,7 @@ type peerWay struct {
 // peerOffer is what the members tell each other.
 type peerOffer struct {
 	Why    string `json:",omitempty"`
-	Device string `json:",omitempty"`
-	Linked int    `json:",omitempty"` // how many devices it sees, if each two of them are joined by NVLink
+	Device string `json:",omitempty"` // its UUID
 }
 
 // peerLimit is the greatest part, in bytes, that a rank of so many sends to each other one.
@@ -153,10 +154,7 @@ func (l *library) noPeer(off bool) string {
 // openPeer meets the others when all have the communicator. What this rank lacks is no error: then nobody has it.
 func (l *library) openPeer(ctx context.Context) error {
 	p := &l.peer
-	own := peerOffer{Why: p.why, Device: deviceID(l.c)}
-	if n, linked := l.c.dev.Linked(); linked {
-		own.Linked = n
-	}
+	own := peerOffer{Why: p.why, Device: l.c.dev.Info().UUID}
 	if own.Why == "" {
 		if err := p.make(); err != nil {
 			own.Why = err.Error()
@@ -166,12 +164,12 @@ func (l *library) openPeer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if p.why == "" {
-		p.why = apart(offers)
-	}
-	if p.why == "" {
+	for _, step := range []func(context.Context, []peerOffer) error{p.swap, p.try} {
+		if p.why != "" {
+			break
+		}
 		var done peerOffer
-		if err := p.swap(ctx); err != nil {
+		if err := step(ctx, offers); err != nil {
 			done.Why = err.Error()
 		}
 		if _, err := p.meet(ctx, done); err != nil {
@@ -181,7 +179,7 @@ func (l *library) openPeer(ctx context.Context) error {
 	if p.why != "" {
 		p.release()
 		l.leaveHome() // where only another rank has failed
-		return nil
+		return l.c.dev.Err()
 	}
 	p.limit.Store(peerLimit(len(l.c.ranks)))
 	p.withdrawn()
@@ -211,18 +209,18 @@ func (p *peerWay) meet(ctx context.Context, own peerOffer) ([]peerOffer, error) 
 	return offers, nil
 }
 
-// apart is what speaks against it of where the ranks' devices are: without NVLink it was not measured.
-func apart(offers []peerOffer) string {
-	devices := map[string]bool{}
-	for _, o := range offers {
-		devices[o.Device] = true
-	}
+// joined is an error if this rank's device is not known to be joined to those of all others: without NVLink it was not measured.
+func (p *peerWay) joined(offers []peerOffer) error {
 	for r, o := range offers {
-		if len(devices) > 1 && o.Linked < len(devices) {
-			return fmt.Sprintf("it is not known on rank %d that the devices of all ranks are joined by NVLink, and without it was not measured", r)
+		linked, err := p.l.c.dev.LinkedTo(o.Device)
+		if err != nil {
+			return fmt.Errorf("whether its device is joined by NVLink to that of rank %d is not known: %w", r, err)
+		}
+		if !linked {
+			return fmt.Errorf("its device is not joined by NVLink to that of rank %d, and without it was not measured", r)
 		}
 	}
-	return ""
+	return nil
 }
 
 // make makes what this rank has for itself.
@@ -247,7 +245,7 @@ func (p *peerWay) make() error {
 	if p.withdraw, err = c.job.Export(p.key(), bootstrap.Handle{FD: fd}); err != nil {
 		return err
 	}
-	stop, err := c.dev.AllocPinned(4)
+	stop, err := c.dev.AllocPinned(4*peerTry + peerLine*(n+1))
 	if err != nil {
 		return err
 	}
@@ -273,8 +271,11 @@ func (p *peerWay) make() error {
 }
 
 // swap maps the others' buffers.
-func (p *peerWay) swap(ctx context.Context) error {
+func (p *peerWay) swap(ctx context.Context, offers []peerOffer) error {
 	c := p.l.c
+	if err := p.joined(offers); err != nil {
+		return err
+	}
 	ctx, done := context.WithTimeout(ctx, peerSwap)
 	defer done()
 	for r, j := range c.ranks {
@@ -295,6 +296,44 @@ func (p *peerWay) swap(ctx context.Context) error {
 	}
 	_, err := p.home()
 	return err
+}
+
+// try makes the first call, of this package: each rank sends its number to all. What a driver maps it need not reach, where it does not show the other device above all.
+func (p *peerWay) try(ctx context.Context, _ []peerOffer) error {
+	c := p.l.c
+	ctx, done := context.WithTimeout(ctx, peerSwap)
+	defer done()
+	defer c.job.Watch(func(e bootstrap.Event) {
+		if (e.Kind == bootstrap.RankDied || e.Kind == bootstrap.RankLeft) && slices.Contains(c.ranks, e.Rank) {
+			done() // it will not come; the meeting tells of it
+		}
+	})()
+	// What this rank sends, and what it gets, lies behind the stop word.
+	words := p.stop.Words()[peerTry:]
+	words[0] = uint32(c.rank + 1)
+	a := &p.args
+	a.send = uint64(p.stop.Pointer()) + 4*peerTry
+	a.recv, a.bytes, a.op = a.send+peerLine, peerLine, int32(OpAllGather)
+	per, blocks, threads := peerShape(a.bytes)
+	a.per, p.items = int32(per), int64(blocks*threads)
+	err := p.kernel.Launch(p.aside, blocks, threads, p.params[:])
+	if err == nil {
+		if err = p.aside.Synchronize(ctx); err != nil {
+			p.letGo() // then it ends
+			end, done := context.WithTimeout(context.Background(), peerSwap)
+			defer done()
+			err = errors.Join(err, p.aside.Synchronize(end))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("the first call: %w", err)
+	}
+	for r := range c.ranks {
+		if got := words[peerLine/4*(r+1)]; got != uint32(r+1) {
+			return fmt.Errorf("the first call: rank %d has sent its number, and %#x has come", r, got)
+		}
+	}
+	return nil
 }
 
 // home has all calls in one order from now on, whatever their streams.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/cuda/dl"
+	"github.com/gorun-dev/gorun/cuda/dl/dltest"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 	"github.com/gorun-dev/gorun/rankenv/gpulib"
@@ -42,7 +45,7 @@ func TestLibraryPeerOpenFails(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := peerOpenFails(ctx, job, driver, 0, "none", 0, false); err != nil { // opens what the process keeps
+		if err := peerOpenFails(ctx, job, driver, 0, "none", 0, false, "yes: "); err != nil { // opens what the process keeps
 			return err
 		}
 		round := 0
@@ -67,18 +70,144 @@ func TestLibraryPeerOpenFails(t *testing.T) {
 				}
 				round++
 				for _, culprit := range culprits {
-					if err := peerOpenFails(ctx, job, driver, culprit, c.call, after, !last); err != nil {
+					if err := peerOpenFails(ctx, job, driver, culprit, c.call, after, !last, fmt.Sprintf("no: rank %d: ", culprit), c.call+": "); err != nil {
 						return fmt.Errorf("%s after %d, of rank %d: %w", c.call, after, culprit, err)
 					}
 				}
 			}
 		}
+		// What has come of the first call is looked at.
+		for culprit := range job.Size() {
+			who := 0
+			if culprit == 0 {
+				who = 1
+			}
+			err := peerOpenFails(ctx, job, driver, culprit, "right lines", 0, true, fmt.Sprintf("no: rank %d: the first call: rank %d has sent its number, and 0x10%d has come", who, culprit, culprit+1))
+			if err != nil {
+				return fmt.Errorf("wrong lines of rank %d: %w", culprit, err)
+			}
+		}
+		defer nccl.SetPeerSwap(2 * time.Second)()
+		if err := peerOpenFails(ctx, job, driver, 2, "lines", 0, true, "no: rank 0: the first call: ", "context deadline exceeded"); err != nil {
+			return fmt.Errorf("no lines of rank 2: %w", err)
+		}
 		return nil
 	}, append(fakeLibraries(t), byPeer)...))
 }
 
+// A rank that dies on the way to peer memory ends Init on the others, which do not wait for it, and leave nothing.
+func TestLibraryPeerOpenDeath(t *testing.T) {
+	for _, call := range []string{"cuMemCreate", "cuMemImportFromShareableHandle", "cuLaunchKernel"} { // before each meeting
+		t.Run(call, func(t *testing.T) {
+			t.Parallel()
+			results := ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+				driver, err := openFakeDriver()
+				if err != nil {
+					return err
+				}
+				dev, err := device(job)
+				if err != nil {
+					return err
+				}
+				if job.Rank() == 1 {
+					driver.fail("!"+call, 0)
+				}
+				nccl.SetPeerSwap(10 * room)
+				ctx, cancel := context.WithTimeout(ctx, room)
+				defer cancel()
+				comm, err := nccl.Init(ctx, job, dev)
+				if err == nil {
+					comm.Close()
+				}
+				var died *bootstrap.RankError
+				if !errors.As(err, &died) || died.Rank != 1 || ctx.Err() != nil {
+					return fmt.Errorf("init: %v, want that rank 1 died; the deadline: %v", err, ctx.Err())
+				}
+				return errors.Join(dev.Close(), nothingLeft(driver, -1))
+			}, append(fakeLibraries(t), byPeer)...)
+			for _, r := range results {
+				if r.Rank == 1 && r.Signal != "SIGKILL" || r.Rank != 1 && r.Code != 0 {
+					t.Errorf("%v\n%s", r, r.Err)
+				}
+			}
+		})
+	}
+}
+
+// nothingLeft waits until the driver has nothing any more, and there are no more descriptors than some number.
+func nothingLeft(driver *fakeDriver, files int) error {
+	for end := time.Now().Add(room); driver.live.Call() != 0 || files >= 0 && fdCount() > files; time.Sleep(time.Millisecond) { // streams end behind their work
+		if time.Now().After(end) {
+			return fmt.Errorf("the driver has %d things, there are %d descriptors, %d before", driver.live.Call(), fdCount(), files)
+		}
+	}
+	return nil
+}
+
+// hiddenDevice is this rank's device where it sees no other.
+func hiddenDevice(job *bootstrap.Job) (*cuda.Device, error) {
+	own := strconv.Itoa(job.LocalRank())
+	os.Setenv("FAKE_VISIBLE", own)
+	if all := os.Getenv("CUDA_VISIBLE_DEVICES"); all != "" {
+		own = strings.Split(all, ",")[job.LocalRank()]
+	}
+	os.Setenv("CUDA_VISIBLE_DEVICES", own)
+	return cuda.Open("0")
+}
+
+// Ranks that see their own device alone have peer memory, too, where NVML knows that all are joined.
+func TestLibraryPeerHidden(t *testing.T) {
+	nvml := func(t *testing.T) string {
+		return "GORUN_NVML_LIB=" + dltest.Build(t, "../cuda/testdata/nvml.c", "libnvidia-ml.so.1")
+	}
+	ranks := func(yes bool, texts ...string) func(ctx context.Context, job *bootstrap.Job) error {
+		return func(ctx context.Context, job *bootstrap.Job) error {
+			dev, err := hiddenDevice(job)
+			if err != nil {
+				return err
+			}
+			err = withComm(ctx, job, dev, nil, func(w *world) error {
+				text := nccl.Explain(w.comm)
+				if (nccl.PeerMost(w.comm) > 0) != yes {
+					return fmt.Errorf("peer memory: %t\n%s", !yes, text)
+				}
+				for _, want := range texts {
+					if !strings.Contains(text, want) {
+						return fmt.Errorf("want %q in\n%s", want, text)
+					}
+				}
+				before := nccl.ByPeerCalls(w.comm)
+				if err := works(w); err != nil {
+					return err
+				}
+				if n := nccl.ByPeerCalls(w.comm) - before; (n == 1) != yes {
+					return fmt.Errorf("%d calls by peer memory", n)
+				}
+				return nil
+			})
+			return errors.Join(err, dev.Close())
+		}
+	}
+	t.Run("fake", func(t *testing.T) {
+		allWell(t, ranktest.RunProcesses(t, 3, ranks(true, "yes: "), append(fakeLibraries(t), byPeer, nvml(t))...))
+	})
+	t.Run("one is not joined", func(t *testing.T) {
+		allWell(t, ranktest.RunProcesses(t, 3, ranks(false, "no: rank 0: its device is not joined by NVLink to that of rank 2, and without it was not measured"),
+			append(fakeLibraries(t), byPeer, nvml(t), "FAKE_UNLINKED=2")...))
+	})
+	t.Run("no NVML", func(t *testing.T) {
+		allWell(t, ranktest.RunProcesses(t, 2, ranks(false, "no: rank 0: whether its device is joined by NVLink to that of rank 1 is not known: ",
+			"to GPU-20212223-2425-2627-2829-2a2b2c2d2e2f: the driver does not show it: load NVML: no usable library; /nowhere/libnvidia-ml.so.1 (GORUN_NVML_LIB): "),
+			append(fakeLibraries(t), byPeer, "GORUN_NVML_LIB=/nowhere/libnvidia-ml.so.1")...))
+	})
+	t.Run("GPU", func(t *testing.T) {
+		dltest.NeedOwnGPUs(t, 2)
+		allWell(t, ranktest.RunProcesses(t, 2, ranks(true, "yes: "), append(dltest.GPUEnv(), byPeer)...))
+	})
+}
+
 // peerOpenFails makes a communicator while the culprit's driver refuses a call, which it does not come to if fails is false.
-func peerOpenFails(ctx context.Context, job *bootstrap.Job, driver *fakeDriver, culprit int, call string, after int, fails bool) error {
+func peerOpenFails(ctx context.Context, job *bootstrap.Job, driver *fakeDriver, culprit int, call string, after int, fails bool, texts ...string) error {
 	files := fdCount()
 	dev, err := device(job)
 	if err != nil {
@@ -108,8 +237,10 @@ func peerOpenFails(ctx context.Context, job *bootstrap.Job, driver *fakeDriver, 
 		if (nccl.PeerMost(w.comm) == 0) != fails || nccl.PeerLeft(w.comm) == fails || nccl.Ordered(w.comm) == fails {
 			return fmt.Errorf("up to %d bytes by peer memory; has buffers: %t; orders streams: %t;%s", nccl.PeerMost(w.comm), nccl.PeerLeft(w.comm), nccl.Ordered(w.comm), text)
 		}
-		if why := fmt.Sprintf("no: rank %d: ", culprit); fails && (!strings.Contains(text, why) || !strings.Contains(text, call+": ")) {
-			return fmt.Errorf("want %q and %q in%s", why, call, text)
+		for _, want := range texts {
+			if fails && !strings.Contains(text, want) {
+				return fmt.Errorf("want %q in%s", want, text)
+			}
 		}
 		if err := works(w); err != nil {
 			return err
@@ -131,10 +262,5 @@ func peerOpenFails(ctx context.Context, job *bootstrap.Job, driver *fakeDriver, 
 	if err := errors.Join(err, dev.Close()); err != nil {
 		return err
 	}
-	for end := time.Now().Add(room); driver.live.Call() != 0 || fdCount() > files; time.Sleep(time.Millisecond) { // streams end behind their work
-		if time.Now().After(end) {
-			return fmt.Errorf("the driver has %d things, there are %d descriptors, %d before", driver.live.Call(), fdCount(), files)
-		}
-	}
-	return nil
+	return nothingLeft(driver, files)
 }

@@ -67,6 +67,7 @@ var Vars = []Var{
 	{"GORUN_MCCL_LIB", ByUser, "file of Moore Threads' MCCL"},
 	{"GORUN_HIP_LIB", ByUser, "file of AMD's HIP library"},
 	{"GORUN_RCCL_LIB", ByUser, "file of AMD's RCCL"},
+	{"GORUN_NVML_LIB", ByUser, "file of NVIDIA's management library"},
 	{"GORUN_NVRTC_LIB", ByUser, "file of NVIDIA's run-time compiler"},
 	{"GORUN_MTRTC_LIB", ByUser, "file of Moore Threads' run-time compiler"},
 	{"GORUN_HIPRTC_LIB", ByUser, "file of AMD's run-time compiler"},

@@ -1,11 +1,13 @@
 /* A driver library that works, without a GPU: memory is the machine's, each stream is a thread, graphs are lists of what was captured.
  * It is as strict as the real one where package cuda depends on it: calls need a current context on their thread, captures forbid and are
- * invalidated, a touch of freed memory loses the context for good (700). FAKE_DEVICES and FAKE_FABRIC say what the machine has.
+ * invalidated, a touch of freed memory loses the context for good (700). FAKE_DEVICES and FAKE_FABRIC say what the machine has, FAKE_VISIBLE what of it
+ * the process sees.
  * The test compiles it for each vendor, with the names changed; HIP says what AMD does otherwise. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +32,25 @@ static __thread int thread_mode;
 
 static void lock(void) { pthread_mutex_lock(&L); }
 static int unlock(int rc) { pthread_mutex_unlock(&L); return rc; }
+
+/* fake_refuse has one call of a function not be done, after so many that are; it says whether the last one that was asked for has come. With ! before
+ * the name the process dies of it. The kernel gorun_peer has "lines" and "right lines": then this rank's are lost, or wrong. */
+static struct { char name[48]; int after; } refused;
+static int refuse(const char *call) {
+	int dies = refused.name[0] == '!';
+	if (strcmp(refused.name + dies, call) || refused.after-- != 0)
+		return 0;
+	if (dies)
+		kill(getpid(), SIGKILL);
+	return 1;
+}
+API int fake_refuse(const char *name, int after) {
+	lock();
+	int came = refused.after < 0;
+	snprintf(refused.name, sizeof refused.name, "%s", name);
+	refused.after = after;
+	return unlock(came);
+}
 
 /* Memory. */
 enum kind { PLAIN, VMM, HOST, RESERVED };
@@ -292,6 +313,7 @@ static u64 peer_slot(const struct gorun_peer_args *a, int to, int sender, u32 bl
 static void peer(const struct gorun_peer_args *a, u32 blocks) {
 	int scatter = a->op == REDUCE_SCATTER, rooted = a->op == REDUCE || a->op == BROADCAST, root = a->rank == a->root;
 	int writes = a->op != REDUCE || root;
+	int wrong = refuse("right lines"), lost = refuse("lines");
 	u32 *counts = (u32 *)a->counts;
 	if (!usable(a->counts, 4 * (PEER_BLOCKS + 1)) || counts[PEER_BLOCKS] || !peer_usable(a))
 		return;
@@ -308,8 +330,8 @@ static void peer(const struct gorun_peer_args *a, u32 blocks) {
 				put_line(to, 0, flag);
 				continue;
 			}
-			for (u64 i = 0; i < mine; i++)
-				put_line(to + i * 16, load_line(a->send + (scatter ? (u64)p * a->bytes : 0), from + i, a->bytes), flag);
+			for (u64 i = 0; i < mine && !lost; i++)
+				put_line(to + i * 16, load_line(a->send + (scatter ? (u64)p * a->bytes : 0), from + i, a->bytes) ^ wrong << 8, flag);
 		}
 	}
 	for (u32 block = 0; block < blocks; block++) {
@@ -444,18 +466,9 @@ static int forbidden(void) {
 	return 0;
 }
 
-/* fake_refuse has one call of a function not be done, after so many that are; it says whether the last one that was asked for has come. */
-static struct { char name[48]; int after; } refused;
-API int fake_refuse(const char *name, int after) {
-	lock();
-	int came = refused.after < 0;
-	snprintf(refused.name, sizeof refused.name, "%s", name);
-	refused.after = after;
-	return unlock(came);
-}
 #define NEED                          \
 	lock();                           \
-	if (!strcmp(refused.name, __func__) && refused.after-- == 0) \
+	if (refuse(__func__))             \
 		return unlock(801);           \
 	if (sticky)                       \
 		return unlock(sticky);        \
@@ -497,7 +510,9 @@ static int emit(struct stream *s, struct op op) {
 	return 0;
 }
 
-static int devices(void) { const char *v = getenv("FAKE_DEVICES"); return v ? atoi(v) : 2; }
+/* With FAKE_VISIBLE the process sees one device alone, the machine's with that number. */
+static int shift(void) { const char *v = getenv("FAKE_VISIBLE"); return v ? atoi(v) : 0; }
+static int devices(void) { const char *v = getenv("FAKE_DEVICES"); return getenv("FAKE_VISIBLE") ? 1 : v ? atoi(v) : 2; }
 
 API int cuInit(u32 flags) { started = 1; srandom(getpid()); return flags != 0; }
 #ifdef HIP
@@ -521,6 +536,7 @@ API int cuDeviceGetAttribute(int *v, int a, int dev) {
 	return 0;
 }
 API int cuDeviceGetUuid_v2(unsigned char *id, int dev) {
+	dev += shift();
 #ifdef HIP
 	char text[17];
 	snprintf(text, sizeof text, "8a5e%012x", dev);
@@ -531,9 +547,9 @@ API int cuDeviceGetUuid_v2(unsigned char *id, int dev) {
 #endif
 	return 0;
 }
-API int cuDeviceGetName(char *b, int n, int dev) { snprintf(b, n, "Fake %d", dev); return 0; }
+API int cuDeviceGetName(char *b, int n, int dev) { snprintf(b, n, "Fake %d", dev + shift()); return 0; }
 API int cuDeviceTotalMem_v2(size_t *n, int dev) { (void)dev; *n = 1ull << 35; return 0; } /* half of it cannot be had */
-API int cuDeviceGetPCIBusId(char *b, int n, int dev) { snprintf(b, n, "0000:%02x:00.0", dev + 1); return 0; }
+API int cuDeviceGetPCIBusId(char *b, int n, int dev) { snprintf(b, n, "0000:%02x:00.0", dev + shift() + 1); return 0; }
 API int cuDeviceGetP2PAttribute(int *v, int what, int a, int b) { *v = what == 3 && a != b; return 0; }
 API int cuDeviceCanAccessPeer(int *v, int a, int b) { *v = a != b; return 0; }
 #ifdef HIP

@@ -49,6 +49,13 @@ var (
 	}
 )
 
+// NVML is NVIDIA's management library, which comes with the driver. Only ranks open it.
+var NVML = Search{
+	Env:     "GORUN_NVML_LIB",
+	Sonames: []string{"libnvidia-ml.so.1"},
+	Dirs:    CUDA.Dirs,
+}
+
 // The compilers for their devices, which only ranks open.
 var (
 	NVRTC = Search{

@@ -55,7 +55,7 @@ func TestPlaces(t *testing.T) {
 // Each library has a variable of its own, and each of its settings begins with the prefix.
 func TestTables(t *testing.T) {
 	seen := map[string]bool{}
-	for _, s := range []Search{NCCL, MCCL, RCCL, CUDA, MUSA, HIP, NVRTC, MTRTC, HIPRTC} {
+	for _, s := range []Search{NCCL, MCCL, RCCL, CUDA, MUSA, HIP, NVML, NVRTC, MTRTC, HIPRTC} {
 		if s.Env == "" || seen[s.Env] || len(s.Sonames) == 0 || len(s.HomeLib) == 0 && len(s.HomeEnv)+len(s.Homes) > 0 {
 			t.Errorf("%+v", s)
 		}
