@@ -230,50 +230,58 @@ func (a *agent) pidOf(rank int) int {
 	return 0
 }
 
-func (a *agent) forkOne(i int) error {
+// pipes are those for a rank's output. Where its stderr goes with its stdout, errW is outW and errR is -1.
+type pipes struct{ outR, outW, errR, errW int }
+
+func newPipes(merge bool) (p pipes, err error) {
+	if p.outR, p.outW, err = pipe(); err != nil {
+		return p, err
+	}
+	p.errR, p.errW = -1, p.outW
+	if merge {
+		return p, nil
+	}
+	if p.errR, p.errW, err = pipe(); err != nil {
+		unix.Close(p.outR)
+		unix.Close(p.outW)
+	}
+	return p, err
+}
+
+func (p *pipes) closeReads() {
+	unix.Close(p.outR)
+	if p.errR >= 0 {
+		unix.Close(p.errR)
+	}
+}
+
+// forkRank starts the process of rank i, and gives the write ends of its pipes away. A signal for it that comes meanwhile is kept.
+func (a *agent) forkRank(i int, p *pipes) (pid, pidfd int, err error) {
 	r := &a.cfg.ranks[i]
-	if r.cpus != nil {
-		// Before exec, so that the program's runtime counts the CPUs that it has: a rank has the mask of the thread that forks it.
-		unbind, err := bindThread(r.cpus)
-		if err != nil {
-			return fmt.Errorf("bind rank %d to %w", r.rank, err)
+	given := false // errW, to its process manager
+	defer func() {
+		if p.outW != p.errW {
+			unix.Close(p.outW)
 		}
-		defer unbind()
-	}
-	outR, outW, err := pipe()
-	if err != nil {
-		return err
-	}
-	errR, errW := -1, outW
-	if !a.cfg.merge {
-		if errR, errW, err = pipe(); err != nil {
-			unix.Close(outR)
-			unix.Close(outW)
-			return err
+		if !given {
+			unix.Close(p.errW)
 		}
-	}
-	files := []uintptr{uintptr(r.stdin), uintptr(outW), uintptr(errW)}
+	}()
+	files := []uintptr{uintptr(r.stdin), uintptr(p.outW), uintptr(p.errW)}
 	if r.mpi != nil {
 		more, err := r.mpi.files()
 		if err != nil {
-			unix.Close(outR)
-			unix.Close(outW)
-			if !a.cfg.merge {
-				unix.Close(errR)
-				unix.Close(errW)
-			}
-			return err
+			return 0, -1, err
 		}
 		for _, f := range more {
 			files = append(files, f.Fd())
 			defer f.Close()
 		}
 	}
-	start := time.Now()
 	a.mu.Lock()
 	a.forking, a.starting = i, i
 	a.mu.Unlock()
-	pid, err := syscall.ForkExec(r.path, r.argv, &syscall.ProcAttr{
+	pid, err = syscall.ForkExec(r.path, r.argv, &syscall.ProcAttr{
 		Dir:   r.dir,
 		Env:   r.env,
 		Files: files,
@@ -282,15 +290,10 @@ func (a *agent) forkOne(i int) error {
 	if a.cfg.onFork != nil {
 		a.cfg.onFork(r.rank)
 	}
-	if outW != errW {
-		unix.Close(outW)
+	if err == nil && r.mpi != nil {
+		r.mpi.started(p.errW)
+		given = true
 	}
-	if r.mpi != nil && err == nil {
-		r.mpi.started(errW)
-	} else {
-		unix.Close(errW)
-	}
-	pidfd := -1
 	if err == nil {
 		// Nobody reaps it before, so the number is its. The fork could give the descriptor, too, but not in an emulator of user programs.
 		if pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
@@ -303,13 +306,13 @@ func (a *agent) forkOne(i int) error {
 		a.mu.Lock()
 		a.forking, a.starting, a.late = -1, -1, nil
 		a.mu.Unlock()
-		unix.Close(outR)
-		if errR >= 0 {
-			unix.Close(errR)
-		}
 		r.mpi.close()
-		return err
 	}
+	return pid, pidfd, err
+}
+
+// enter takes note of a rank that was forked, which gets the signals that came meanwhile.
+func (a *agent) enter(i, pid int, start time.Time) {
 	a.mu.Lock()
 	a.pids[i], a.since[i] = pid, start
 	a.known(i)
@@ -325,7 +328,31 @@ func (a *agent) forkOne(i int) error {
 	for _, sig := range late {
 		syscall.Kill(-pid, sig)
 	}
-	if err := a.watchRank(i, pidfd, outR, errR); err != nil {
+}
+
+// forkOne starts rank i and has it watched.
+func (a *agent) forkOne(i int) error {
+	r := &a.cfg.ranks[i]
+	if r.cpus != nil {
+		// Before exec, so that the program's runtime counts the CPUs that it has: a rank has the mask of the thread that forks it.
+		unbind, err := bindThread(r.cpus)
+		if err != nil {
+			return fmt.Errorf("bind rank %d to %w", r.rank, err)
+		}
+		defer unbind()
+	}
+	p, err := newPipes(a.cfg.merge)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	pid, pidfd, err := a.forkRank(i, &p)
+	if err != nil {
+		p.closeReads()
+		return err
+	}
+	a.enter(i, pid, start)
+	if err := a.watchRank(i, pidfd, p.outR, p.errR); err != nil {
 		r.mpi.close()
 		// Nothing would tell of its end: it counts as not started, and ends here.
 		a.mu.Lock()

@@ -133,16 +133,12 @@ func (h *remoteHost) read() {
 	}
 }
 
+// handle takes a message of the agent, which may say anything: an error ends the session. What it calls has mu.
 func (h *remoteHost) handle(m *agentwire.Message) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.ending { // its ranks are counted already
 		return nil
-	}
-	report := func(e agentEvent) {
-		e.host = h.index
-		h.events <- e
-		h.reports++
 	}
 	if h.reports == eventRoom(len(h.ranks), 1)-1 { // one place is for its loss
 		return errors.New("its agent reports more than can be")
@@ -158,85 +154,115 @@ func (h *remoteHost) handle(m *agentwire.Message) error {
 	case h.began.IsZero() && m.KeeperDied == nil && m.AgentFailed == nil:
 		return errors.New("its agent speaks of ranks before any is started")
 	case m.Started != nil:
-		if h.forked || len(m.Started.Ranks) != len(h.ranks) {
-			return fmt.Errorf("its agent reports the start of %d ranks, of %d", len(m.Started.Ranks), len(h.ranks))
-		}
-		h.forked = true
-		e := agentEvent{kind: forksDone}
-		h.travel(m.Started.At)
-		for i, s := range m.Started.Ranks {
-			if s.Rank != h.ranks[i] {
-				return fmt.Errorf("its agent reports the start of rank %d, which is not there", s.Rank)
-			}
-			e.started = append(e.started, startedRank{s.Rank, s.PID, h.at(s.After)})
-		}
-		report(e)
+		return h.ranksStarted(m.Started)
 	case m.RankFailed != nil:
-		f := m.RankFailed
-		report(agentEvent{kind: rankFailed, rank: f.Rank, err: failure(&f.Failed)})
+		h.report(agentEvent{kind: rankFailed, rank: m.RankFailed.Rank, err: failure(&m.RankFailed.Failed)})
 	case m.Exited != nil:
-		x := m.Exited
-		if !h.running[x.Rank] {
-			return fmt.Errorf("its agent reports the end of rank %d, which does not run there", x.Rank)
-		}
-		delete(h.running, x.Rank)
-		h.know(x.State)
-		h.travel(x.After)
-		report(agentEvent{kind: rankExited, rank: x.Rank, pid: x.PID, at: h.at(x.After), sent: syscall.Signal(x.Sent),
-			status: exitStatus{Code: x.Code, Signal: syscall.Signal(x.Signal), Core: x.Core, OOM: x.OOM, MPI: x.MPI}})
+		return h.rankExited(m.Exited)
 	case m.Aborted != nil:
-		x := m.Aborted
-		if !h.running[x.Rank] {
-			return fmt.Errorf("its agent reports that rank %d ends the job, which does not run there", x.Rank)
-		}
-		h.travel(x.After)
-		report(agentEvent{kind: rankAborted, rank: x.Rank, at: h.at(x.After), status: exitStatus{MPI: x.MPI}})
+		return h.rankAborted(m.Aborted)
+	case m.StdinWanted != nil:
+		return h.stdinWanted(m.StdinWanted)
 	case m.KeeperDied != nil:
-		report(agentEvent{kind: keeperDied, pid: m.KeeperDied.PID})
+		h.report(agentEvent{kind: keeperDied, pid: m.KeeperDied.PID})
 	case m.AgentFailed != nil:
-		report(agentEvent{kind: agentFailed, err: &hostError{h.name, errors.New(m.AgentFailed.Text)}})
+		h.report(agentEvent{kind: agentFailed, err: &hostError{h.name, errors.New(m.AgentFailed.Text)}})
 	case m.Met != nil && len(m.Met.Missing) == 0:
-		report(agentEvent{kind: hostMet})
+		h.report(agentEvent{kind: hostMet})
 	case m.Met != nil:
-		report(agentEvent{kind: hostApart, hosts: m.Met.Missing})
+		h.report(agentEvent{kind: hostApart, hosts: m.Met.Missing})
 	case m.Doubt != nil:
-		if m.Doubt.Unreached {
-			if host := m.Doubt.Host; host != h.index {
-				// Not here: it may be the end of this host, and mu is held.
-				h.threads.Go(func() { h.unreached(h.index, host) })
-			}
-			return nil
-		}
-		h.doubt(m.Doubt.Host)
+		h.doubts(m.Doubt)
 	case m.State != nil:
 		h.know(m.State)
 	case m.Reaped != nil:
-		h.know(m.Reaped.State)
-		h.killed = m.Reaped.Killed
-		h.made, h.nMade = m.Reaped.Made.Unpack(), m.Reaped.NMade
-		h.left = map[int]bool{}
-		for _, j := range m.Reaped.Joined {
-			h.left[j.Rank] = j.Left
-		}
-		select {
-		case <-h.wasReaped:
-			return errors.New("its agent reaps twice")
-		default:
-			close(h.wasReaped)
-		}
+		return h.reaped(m.Reaped)
 	case m.Looked != nil:
 		if m.Looked.ID == h.looks && h.looked != nil { // else it is too late
 			h.looked <- m.Looked
 			h.looked = nil
 		}
-	case m.StdinWanted != nil:
-		k := h.stdin.sink(m.StdinWanted.Rank)
-		if k == nil || !slices.Contains(h.ranks, k.rank) {
-			return fmt.Errorf("its agent reports that rank %d wants input, which it has not", m.StdinWanted.Rank)
-		}
-		k.wants(m.StdinWanted.Bytes)
 	default:
 		return errors.New("its agent says what only gorun says")
+	}
+	return nil
+}
+
+func (h *remoteHost) report(e agentEvent) {
+	e.host = h.index
+	h.events <- e
+	h.reports++
+}
+
+func (h *remoteHost) ranksStarted(s *agentwire.Started) error {
+	if h.forked || len(s.Ranks) != len(h.ranks) {
+		return fmt.Errorf("its agent reports the start of %d ranks, of %d", len(s.Ranks), len(h.ranks))
+	}
+	h.forked = true
+	h.travel(s.At)
+	e := agentEvent{kind: forksDone}
+	for i, r := range s.Ranks {
+		if r.Rank != h.ranks[i] {
+			return fmt.Errorf("its agent reports the start of rank %d, which is not there", r.Rank)
+		}
+		e.started = append(e.started, startedRank{r.Rank, r.PID, h.at(r.After)})
+	}
+	h.report(e)
+	return nil
+}
+
+func (h *remoteHost) rankExited(x *agentwire.Exited) error {
+	if !h.running[x.Rank] {
+		return fmt.Errorf("its agent reports the end of rank %d, which does not run there", x.Rank)
+	}
+	delete(h.running, x.Rank)
+	h.know(x.State)
+	h.travel(x.After)
+	h.report(agentEvent{kind: rankExited, rank: x.Rank, pid: x.PID, at: h.at(x.After), sent: syscall.Signal(x.Sent),
+		status: exitStatus{Code: x.Code, Signal: syscall.Signal(x.Signal), Core: x.Core, OOM: x.OOM, MPI: x.MPI}})
+	return nil
+}
+
+func (h *remoteHost) rankAborted(x *agentwire.Aborted) error {
+	if !h.running[x.Rank] {
+		return fmt.Errorf("its agent reports that rank %d ends the job, which does not run there", x.Rank)
+	}
+	h.travel(x.After)
+	h.report(agentEvent{kind: rankAborted, rank: x.Rank, at: h.at(x.After), status: exitStatus{MPI: x.MPI}})
+	return nil
+}
+
+func (h *remoteHost) stdinWanted(w *agentwire.StdinAt) error {
+	k := h.stdin.sink(w.Rank)
+	if k == nil || !slices.Contains(h.ranks, k.rank) {
+		return fmt.Errorf("its agent reports that rank %d wants input, which it has not", w.Rank)
+	}
+	k.wants(w.Bytes)
+	return nil
+}
+
+func (h *remoteHost) doubts(d *agentwire.Doubt) {
+	switch {
+	case !d.Unreached:
+		h.doubt(d.Host)
+	case d.Host != h.index:
+		h.threads.Go(func() { h.unreached(h.index, d.Host) }) // not here: it may be the end of this host, and mu is held
+	}
+}
+
+func (h *remoteHost) reaped(r *agentwire.Reaped) error {
+	h.know(r.State)
+	h.killed = r.Killed
+	h.made, h.nMade = r.Made.Unpack(), r.NMade
+	h.left = map[int]bool{}
+	for _, j := range r.Joined {
+		h.left[j.Rank] = j.Left
+	}
+	select {
+	case <-h.wasReaped:
+		return errors.New("its agent reaps twice")
+	default:
+		close(h.wasReaped)
 	}
 	return nil
 }
