@@ -850,7 +850,7 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 	}
 	c.splits++
 	type member struct{ color, key, rank int }
-	all, err := c.Meet(ctx, fmt.Appendf(nil, "%d %d", color, key), fmt.Sprintf("split #%d", c.splits))
+	all, err := c.meetInOrder(ctx, fmt.Appendf(nil, "%d %d", color, key), fmt.Sprintf("split #%d", c.splits))
 	if err != nil {
 		return nil, err
 	}

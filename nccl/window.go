@@ -124,7 +124,7 @@ func (c *Comm) window(ctx context.Context, r cuda.Range) (*SymmetricWindow, erro
 		own.unable, own.text = true, why
 	}
 	what := fmt.Sprintf("window of %v", r)
-	all, err := c.Meet(ctx, own.encode(), what)
+	all, err := c.meetInOrder(ctx, own.encode(), what)
 	if err != nil {
 		return nil, err
 	}
