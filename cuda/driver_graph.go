@@ -92,7 +92,7 @@ func runHostCall(n uint64) {
 func (c *hostCall) run() {
 	defer func() {
 		if r := recover(); r != nil {
-			c.g.dev.Fail(&Error{Op: "host function", Detail: "panic", Err: fmt.Errorf("%v", r), Stack: string(debug.Stack())})
+			c.g.dev.Fail(&Error{Op: "host function", Detail: "panic" + atPlace(), Err: fmt.Errorf("%v", r), Stack: string(debug.Stack())})
 		}
 	}()
 	if c.s != nil {

@@ -112,7 +112,7 @@ func TestKernelPanic(t *testing.T) {
 			behind := newGate(d, "behind")
 			check(t, s.Submit(behind))
 			err := s.Synchronize(testContext(t))
-			wantText(t, err, "kernel divide", "panic", "divide by zero")
+			wantText(t, err, "kernel divide: panic at kernel_test.go:", "divide by zero")
 			wantText(t, d.Err(), "kernel divide")
 			wantText(t, fmt.Errorf("%+v", err), "TestKernelPanic")
 			wantText(t, behind.cancelCause(), "kernel divide")

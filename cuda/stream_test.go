@@ -235,7 +235,7 @@ func TestHostFunc(t *testing.T) {
 
 	check(t, s.HostFunc(func() { panic("out of paper") }))
 	err := s.Synchronize(testContext(t))
-	wantText(t, err, "host function", "panic", "out of paper")
+	wantText(t, err, "host function: panic at stream_test.go:", "out of paper")
 	wantText(t, d.Err(), "out of paper")
 	wantText(t, fmt.Errorf("%+v", err), "TestHostFunc")
 }
@@ -246,7 +246,7 @@ func TestTaskPanic(t *testing.T) {
 	check(t, s.Submit(do(func() error { panic(errors.New("a bug")) })))
 	behind := newGate(d, "behind")
 	check(t, s.Submit(behind))
-	wantText(t, s.Synchronize(testContext(t)), "cuda.do", "panic", "a bug")
+	wantText(t, s.Synchronize(testContext(t)), "cuda.do", "panic at stream_test.go:", "a bug")
 	wantText(t, behind.cancelCause(), "a bug")
 }
 

@@ -189,7 +189,7 @@ func (cp *capture) run(fn func(*cuda.Stream) error) (tmpl *cuda.Graph) {
 			switch {
 			case returned:
 			case value != nil:
-				cp.fail(fatePanicked, &PanicError{Where: cp.String(), Value: value, Stack: debug.Stack()})
+				cp.fail(fatePanicked, &PanicError{Where: cp.String(), Value: value, Place: cuda.PanicPlace(), Stack: debug.Stack()})
 			default:
 				cp.fail(fateFailed, fmt.Errorf("%v: %w", cp, errGoexit))
 			}
@@ -353,7 +353,7 @@ func (cp *capture) reason() string {
 		return ""
 	}
 	if p, ok := errors.AsType[*PanicError](cp.err); ok {
-		return fmt.Sprint(p.Value)
+		return strings.TrimPrefix(fmt.Sprintf("%s: %v", p.Place, p.Value), ": ")
 	}
 	// The others' error has its own words for where.
 	return strings.TrimPrefix(cp.err.Error(), cp.String()+": ")

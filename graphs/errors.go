@@ -33,11 +33,16 @@ func (e *MismatchError) Unwrap() error { return e.Err }
 type PanicError struct {
 	Where string // "capture at train.go:41"
 	Value any
+	Place string // of the panic: "train.go:43"; "" if it is not known
 	Stack []byte // of the panicking goroutine
 }
 
 func (e *PanicError) Error() string {
-	return fmt.Sprintf("%s: the function panicked: %v", e.Where, e.Value)
+	at := ""
+	if e.Place != "" {
+		at = " at " + e.Place
+	}
+	return fmt.Sprintf("%s: the function panicked%s: %v", e.Where, at, e.Value)
 }
 
 // Unwrap is the panic's value if that was an error.

@@ -25,7 +25,7 @@ func Example() {
 	}
 	ranks.Wait()
 	// Output:
-	// all-reduce of 4 float32, sum: window (registered by the capture, at the same offsets on all ranks)
+	// all-reduce of 4 float32, sum on world at example_test.go:60: mode window: registered by the capture, at the same offsets on all ranks
 	// [8 8 8 8]
 	// registered with the graph: 1, after Close: 0
 }
@@ -74,7 +74,7 @@ func run(ctx context.Context, job *bootstrap.Job) error {
 
 	if job.Rank() == 0 {
 		for _, c := range g.Calls() {
-			fmt.Printf("%s: %v (%s)\n", c.Call, c.Mode, c.Reason)
+			fmt.Println(c)
 		}
 		fmt.Println(grad.All().Host())
 		held := comm.Stats().Registrations

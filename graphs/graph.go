@@ -26,6 +26,11 @@ type CallInfo struct {
 	Reason string // why this mode
 }
 
+// String is "all-reduce of 1024 float32, sum on world at train.go:43: mode graph: registered by the capture".
+func (c CallInfo) String() string {
+	return fmt.Sprintf("%s on %s at %s: mode %v: %s", c.Call, c.Comm, c.Place, c.Mode, c.Reason)
+}
+
 // Launch enqueues a replay. Collective: all members replay the same graphs of a communicator in the same order; where a member is known to do
 // something else it is an error at once. Launches of this rank's graphs do not overtake each other. It does not wait.
 func (g *Graph) Launch(s *cuda.Stream) error {

@@ -201,8 +201,8 @@ func mistakes(n int) []mistake {
 			good: outcome{graphs.ErrPeer, append([]string{"rank %[1]d"}, text...)}})
 	}
 	failing("error", func(*rank, *cuda.Stream) error { return errOwn }, errOwn, "no luck today")
-	failing("panic", func(*rank, *cuda.Stream) error { panic(errOwn) }, errOwn, "panicked", "no luck today")
-	failing("panic with a text", func(*rank, *cuda.Stream) error { panic("boom 17") }, isPanic{}, "panicked", "boom 17")
+	failing("panic", func(*rank, *cuda.Stream) error { panic(errOwn) }, errOwn, "panicked", "matrix_test.go:", "no luck today")
+	failing("panic with a text", func(*rank, *cuda.Stream) error { panic("boom 17") }, isPanic{}, "panicked", "matrix_test.go:", "boom 17")
 	failing("panic with a long text", func(*rank, *cuda.Stream) error { panic("boom 18 " + strings.Repeat("and more ", 10_000)) }, isPanic{}, "boom 18 and more and")
 	failing("goexit", func(*rank, *cuda.Stream) error { runtime.Goexit(); return nil }, isAny{}, "runtime.Goexit")
 	failing("synchronize", func(r *rank, s *cuda.Stream) error { return s.Synchronize(context.Background()) }, cuda.ErrCaptureUnsafe, cuda.ErrCaptureUnsafe.Error())

@@ -838,7 +838,7 @@ func (c *Comm) releaseAll(why error) {
 }
 
 // Split makes communicators of the members with equal color, ordered by key, then rank. A negative color takes no part and gives
-// nil: calls on that are errors, its Close, Abort and Drain do nothing. Collective.
+// nil: calls on that are errors, its Close, Abort and Drain do nothing. Collective. With color Job().Node() the parts are the members of each host.
 //
 // A library that can (NCCL 2.18.1) makes the parts from this communicator, without sharing anything with it. If it fails in that, this communicator has failed, too.
 func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
