@@ -71,6 +71,14 @@ func newItem(name, file, at, to string) *item {
 	return &item{name: name, file: file, at: at, to: to, done: make(chan struct{})}
 }
 
+// place tells an item from others: no two of a host have the same.
+func (it *item) place() string {
+	if it.to != "" {
+		return it.to
+	}
+	return it.at
+}
+
 // read reads the file once, for its hash.
 func (it *item) read(ctx context.Context) {
 	it.once.Do(func() {
@@ -80,6 +88,16 @@ func (it *item) read(ctx context.Context) {
 			it.err = &sendError{it.name, errors.New(files.Reason(it.err))}
 		}
 	})
+}
+
+// wait waits until the hash is known, or ctx ends.
+func (it *item) wait(ctx context.Context) error {
+	select {
+	case <-it.done:
+		return it.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // ready reports whether the hash is known.
@@ -152,6 +170,8 @@ type staging struct {
 	sent    atomic.Int64 // bytes
 	total   atomic.Int64 // that are to be sent, as far as hosts have asked
 
+	placed map[string]bool // the places of files
+
 	building sync.Mutex // held for a build: there is one at a time
 
 	mu       sync.Mutex         // guards the rest
@@ -162,7 +182,7 @@ type staging struct {
 
 // newStaging finds the files to send. Reading them begins at once, and ends early with ctx; end waits for its end.
 func newStaging(ctx context.Context, p *Plan, out io.Writer) (*staging, error) {
-	s := &staging{ctx: ctx, plan: p, out: out, turns: make(chan struct{}, maxSending), busy: map[int]bool{}}
+	s := &staging{ctx: ctx, plan: p, out: out, turns: make(chan struct{}, maxSending), placed: map[string]bool{}, busy: map[int]bool{}}
 	for range p.Programs {
 		s.programs = append(s.programs, map[string]*item{})
 	}
@@ -228,7 +248,10 @@ func (s *staging) add(f StageFile) error {
 		if to != "" {
 			it.to = filepath.Join(to, rel)
 		}
-		s.files = append(s.files, it)
+		if !s.placed[it.place()] { // else it was named before, by itself or with its directory
+			s.placed[it.place()] = true
+			s.files = append(s.files, it)
+		}
 		return nil
 	}
 	info, err := os.Stat(f.Path)
@@ -293,22 +316,31 @@ func (s *staging) build(it *item, k int, arch string) {
 // offer is what a host of an architecture must have that runs some programs, by index of agentwire.Prepare.Items. The second result has
 // for each of the programs which of the items it is, from 1; 0: none. It may wait for a build, and for files to be read, until ctx ends.
 func (s *staging) offer(ctx context.Context, arch string, programs []int) (items []*item, at []int, err error) {
-	items = slices.Clone(s.files)
-	at = make([]int, len(programs))
+	own := make([]*item, len(programs))
+	sent := map[string]bool{} // as a program
 	for i, k := range programs {
-		if it := s.programFor(k, arch); it != nil {
+		if own[i] = s.programFor(k, arch); own[i] == nil {
+			continue
+		}
+		if err := own[i].wait(ctx); err != nil {
+			return nil, nil, err
+		}
+		sent[own[i].place()] = true
+	}
+	for _, it := range s.files {
+		if sent[it.place()] {
+			continue
+		}
+		if err := it.wait(ctx); err != nil {
+			return nil, nil, err
+		}
+		items = append(items, it)
+	}
+	at = make([]int, len(programs))
+	for i, it := range own {
+		if it != nil {
 			items = append(items, it)
 			at[i] = len(items)
-		}
-	}
-	for _, it := range items {
-		select {
-		case <-it.done:
-		case <-ctx.Done():
-			return nil, nil, context.Cause(ctx)
-		}
-		if it.err != nil {
-			return nil, nil, it.err
 		}
 	}
 	return items, at, nil

@@ -41,6 +41,10 @@ func TestStagePlan(t *testing.T) {
 			[]string{"/w/data/f > ", dir + "/data/f > ", dir + "/prog > .program/prog"}},
 		{"directory", Program{Name: "sh", Path: "/bin/sh"}, "", []string{"./data/", "prog"},
 			[]string{dir + "/data/f > data/f", dir + "/data/link > data/link", dir + "/data/more/g > data/more/g", dir + "/prog > prog"}},
+		{"twice", Program{Name: "./prog", Path: dir + "/prog"}, "", []string{"data/f", "data/", "./data/more/g", "."},
+			[]string{dir + "/data/f > data/f", dir + "/data/link > data/link", dir + "/data/more/g > data/more/g", dir + "/prog > prog"}},
+		{"twice, other directory", Program{Name: "./prog", Path: dir + "/prog"}, dir, []string{"data/f", dir + "/data/f", "prog"},
+			[]string{dir + "/data/f > ", dir + "/prog > ", dir + "/prog > .program/prog"}},
 		{"none", Program{Name: "./prog", Path: dir + "/prog"}, "", []string{"none"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {

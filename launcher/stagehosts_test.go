@@ -256,7 +256,7 @@ func TestStageFiles(t *testing.T) {
 	write(t, dir+"/data/more/g.csv", "data", 0o644) // the same content
 	write(t, dir+"/data/h.csv", "other", 0o644)
 	t.Run("relative", func(t *testing.T) {
-		j := stageJob(t, h, dir, "--stage", "data/f.csv", "./where", "data/f.csv")
+		j := stageJob(t, h, dir, "--stage", "data/f.csv", "--stage", "data", "--stage", "where", "./where", "data/f.csv")
 		if got := j.run(); got != 0 || j.err.Len() > 0 {
 			t.Fatalf("exit code %d, stderr %s", got, j.err.String())
 		}
