@@ -171,10 +171,14 @@ func (d *Device) MemoryInfo() (free, total uint64, err error) {
 // Bind locks the goroutine to its thread and makes the device current on it, for a library that calls the GPU's libraries itself.
 // Bound.Release undoes the lock. Calls of this package need no Bind, and may be made while bound. On the host platform it does nothing.
 func (d *Device) Bind() Bound {
-	if err := d.plat.bind(); err != nil {
+	g, is := d.plat.(*driverDevice)
+	if !is {
+		return Bound{} // any thread may do anything on the host platform
+	}
+	if err := g.bind(); err != nil {
 		return Bound{err: d.bindError(err)}
 	}
-	return Bound{d: d, free: true}
+	return Bound{g: g}
 }
 
 func (d *Device) bindError(err error) error { return &Error{Op: "bind", Detail: d.String(), Err: err} }
@@ -214,17 +218,16 @@ func (b BoundCall) Release() {
 // a communication library connects its ranks. What it enqueues in the capturing stream is captured as ever.
 func (d *Device) BindRelaxed() Bound {
 	b := d.Bind()
-	if b.err == nil {
-		b.mode, b.relaxed = d.plat.relax()
+	if b.g != nil {
+		b.mode, b.relaxed = b.g.relax()
 	}
 	return b
 }
 
 // Bound is a thread with the device current on it.
 type Bound struct {
-	d       *Device
+	g       *driverDevice // nil: there is nothing to release
 	err     error
-	free    bool // the caller may have changed the thread's device
 	relaxed bool
 	mode    int32 // the thread's, while relaxed
 }
@@ -234,16 +237,14 @@ func (b Bound) Err() error { return b.err }
 
 // Release ends it, on the same goroutine.
 func (b Bound) Release() {
-	if b.d == nil {
+	if b.g == nil {
 		return
 	}
 	if b.relaxed {
-		b.d.plat.restore(b.mode)
+		b.g.restore(b.mode)
 	}
-	if b.free {
-		b.d.plat.unknow()
-	}
-	b.d.plat.unbind()
+	b.g.unknow() // the caller may have changed the thread's device
+	b.g.unbind()
 }
 
 // Close releases the device. While streams, events, memory or graphs of it are open it is an error that names them, and the

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -139,7 +138,7 @@ func newDriverDevice(dev *Device, p Platform, token string) (*driverDevice, erro
 	if err = g.start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", g, g.cause(err)), drv.PrimaryCtxRelease(g.id))
 	}
-	openDevices.change(func(list []*driverDevice) []*driverDevice { return append(list, g) })
+	openDevices.add(g)
 	return g, nil
 }
 
@@ -269,9 +268,7 @@ func (g *driverDevice) close() error {
 		in.leave()
 	}
 	g.closed.Store(true)
-	openDevices.change(func(list []*driverDevice) []*driverDevice {
-		return slices.DeleteFunc(list, func(other *driverDevice) bool { return other == g })
-	})
+	openDevices.remove(g)
 	if !g.hung.Load() {
 		errs = append(errs, g.drv.PrimaryCtxRelease(g.id))
 	}

@@ -2,9 +2,6 @@ package cuda
 
 import (
 	"runtime"
-	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/gorun-dev/gorun/cuda/dl"
 	"github.com/gorun-dev/gorun/cuda/internal/cusys"
@@ -15,6 +12,7 @@ import (
 // is true as long as nobody else changes the thread's context: another device of this package takes its own threads away from the others, and a caller of
 // Bind, who may call what he likes, gives the thread back unknown. That a thread has ended, and a new one has its number, package dl notices.
 
+// bind makes the calling thread the goroutine's, and the device current on it; unbind lets it go.
 func (g *driverDevice) bind() error {
 	switch {
 	case g.closed.Load():
@@ -29,7 +27,7 @@ func (g *driverDevice) bind() error {
 	}
 	// This device itself is not among them yet when it is being opened.
 	t := dl.ThisThread()
-	for _, other := range *openDevices.list.Load() {
+	for _, other := range openDevices.all() {
 		if other != g {
 			other.thread.CompareAndSwap(t, 0)
 		}
@@ -69,31 +67,19 @@ func (g *driverDevice) bindThread() error {
 	return nil
 }
 
+// unknow says that the calling thread may have another device by now.
 func (g *driverDevice) unknow() { g.thread.CompareAndSwap(dl.ThisThread(), 0) }
 
-func (g *driverDevice) relax() (int32, bool) {
+// relax relaxes the bound thread's capture mode, where anything captures; restore brings back what it was.
+func (g *driverDevice) relax() (mode int32, ok bool) {
 	if !g.captures.any() {
 		return 0, false
 	}
-	mode, err := g.drv.ExchangeCaptureMode(cusys.CaptureRelaxed)
-	return int32(mode), err == nil
+	old, err := g.drv.ExchangeCaptureMode(cusys.CaptureRelaxed)
+	return int32(old), err == nil
 }
 
 func (g *driverDevice) restore(mode int32) { g.drv.ExchangeCaptureMode(cusys.CaptureMode(mode)) }
 
 // openDevices are those of the process, mostly one.
-var openDevices deviceList
-
-type deviceList struct {
-	mu   sync.Mutex // guards changes
-	list atomic.Pointer[[]*driverDevice]
-}
-
-func init() { openDevices.list.Store(new([]*driverDevice)) }
-
-func (d *deviceList) change(change func([]*driverDevice) []*driverDevice) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	list := change(slices.Clone(*d.list.Load()))
-	d.list.Store(&list)
-}
+var openDevices sharedList[*driverDevice]

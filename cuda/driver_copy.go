@@ -330,5 +330,5 @@ func (s *driverStream) abandon() {
 	s.tmu.Lock()
 	s.transfers, s.upstream, s.sources = nil, nil, nil
 	s.tmu.Unlock()
-	s.changeWatches(func([]*driverWatch) []*driverWatch { return nil })
+	s.watches.change(func([]*driverWatch) []*driverWatch { return nil })
 }

@@ -39,9 +39,8 @@ type driverStream struct {
 	upstream  []upstream      // copies of other streams that are done when this stream has come to a position
 	sources   []*driverStream // that this stream waits for, and fails with
 
-	wmu     sync.Mutex // guards changes of watches, and leaving
-	watches atomic.Pointer[[]*driverWatch]
-	leaving []*func()
+	watches sharedList[*driverWatch]
+	leaving sharedList[*func()]
 }
 
 type driverWatch struct {
@@ -109,7 +108,6 @@ func (g *driverDevice) newStream(id uint64) (platformStream, error) {
 		return nil, g.cause(err)
 	}
 	s := &driverStream{g: g, id: id, h: h}
-	s.watches.Store(new([]*driverWatch))
 	g.smu.Lock()
 	g.streams[s] = struct{}{}
 	g.smu.Unlock()
@@ -163,31 +161,13 @@ func (s *driverStream) submit(Task) error {
 
 func (s *driverStream) watch(check func(seen uint64, done bool) (uint64, error), doing func() string) (remove func()) {
 	w := &driverWatch{check, doing}
-	s.changeWatches(func(list []*driverWatch) []*driverWatch { return append(list, w) })
-	return func() {
-		s.changeWatches(func(list []*driverWatch) []*driverWatch {
-			return slices.DeleteFunc(list, func(other *driverWatch) bool { return other == w })
-		})
-	}
-}
-
-func (s *driverStream) changeWatches(change func([]*driverWatch) []*driverWatch) {
-	s.wmu.Lock()
-	defer s.wmu.Unlock()
-	list := change(slices.Clone(*s.watches.Load()))
-	s.watches.Store(&list)
+	s.watches.add(w)
+	return func() { s.watches.remove(w) }
 }
 
 func (s *driverStream) beforeLeaving(f func()) (remove func()) {
-	s.wmu.Lock()
-	defer s.wmu.Unlock()
-	own := &f
-	s.leaving = append(slices.Clip(s.leaving), own)
-	return func() {
-		s.wmu.Lock()
-		defer s.wmu.Unlock()
-		s.leaving = slices.DeleteFunc(slices.Clone(s.leaving), func(other *func()) bool { return other == own })
-	}
+	s.leaving.add(&f)
+	return func() { s.leaving.remove(&f) }
 }
 
 // leaves tells those who use the stream that it is about to be closed, or to capture. No lock is held.
@@ -195,10 +175,7 @@ func (s *driverStream) leaves() {
 	if s.closed.Load() || s.cap.Load() != nil {
 		return
 	}
-	s.wmu.Lock()
-	list := s.leaving
-	s.wmu.Unlock()
-	for _, f := range list {
+	for _, f := range s.leaving.all() {
 		(*f)()
 	}
 }
@@ -224,7 +201,7 @@ func (s *driverStream) brokenAfter(done bool, before *looks, seen []*driverStrea
 	if f := s.failure.Load(); f != nil {
 		return *f
 	}
-	for _, w := range *s.watches.Load() {
+	for _, w := range s.watches.all() {
 		now, err := w.check(before.of(w), done)
 		if err != nil {
 			return s.fail(err)
@@ -293,7 +270,7 @@ func (s *driverStream) doing(ctx context.Context) string {
 		return text
 	}
 	joint := " in "
-	for _, w := range *s.watches.Load() {
+	for _, w := range s.watches.all() {
 		if w.doing == nil {
 			continue
 		}
@@ -521,16 +498,13 @@ func (s *driverStream) record(ev platformEvent) error {
 	if e.closed {
 		return &Error{Op: op, Detail: e.String(), Err: ErrClosed}
 	}
-	c := s.cap.Load()
-	if c != nil {
-		if err := c.usable(); err != nil {
-			return &Error{Op: op, Detail: s.String(), Err: err}
-		}
+	if err := s.recordable(op); err != nil {
+		return err
 	}
 	if err := s.enqueueLocked(op, func() error { return s.g.drv.EventRecord(e.h, s.h) }); err != nil {
 		return err
 	}
-	if c != nil {
+	if c := s.cap.Load(); c != nil {
 		e.cap, e.s = c, nil
 		return nil
 	}

@@ -27,8 +27,7 @@ type hostDevice struct {
 	own    Bell
 	parker *parker
 
-	streams atomic.Pointer[[]*hostStream] // copied when it changes
-	smu     sync.Mutex                    // guards changes of streams
+	streams sharedList[*hostStream]
 
 	driver   driver
 	captures captures
@@ -66,7 +65,6 @@ func newHostDevice(d *Device) *hostDevice {
 	if localSize <= cores {
 		h.spin = 300
 	}
-	h.streams.Store(new([]*hostStream))
 	h.driver.init(h)
 	h.pool.init(h)
 	h.bell.Store(&h.own)
@@ -180,14 +178,6 @@ func (d *hostDevice) loadKernel(string, kernelSource, reflect.Type) (platformKer
 	return nil, nil
 }
 
-// bind has nothing to bind: any thread may do anything here.
-func (d *hostDevice) bind() error { return nil }
-func (d *hostDevice) unbind()     {}
-func (d *hostDevice) unknow()     {}
-
-func (d *hostDevice) relax() (int32, bool) { return 0, false }
-func (d *hostDevice) restore(int32)        {}
-
 func (d *hostDevice) info() Info {
 	_, total, _ := d.memoryInfo()
 	return Info{Platform: Host, Name: "host", Index: -1, Memory: total, Multiprocessors: d.cores}
@@ -205,7 +195,7 @@ func (d *hostDevice) qualifies(addr uintptr, n uint64) error { return d.space.qu
 
 // pending reports whether any stream has work left.
 func (d *hostDevice) pending() bool {
-	for _, s := range *d.streams.Load() {
+	for _, s := range d.streams.all() {
 		if s.pending() {
 			return true
 		}

@@ -238,7 +238,7 @@ func (d *driver) pass() (progress bool) {
 		d.rung.Store(false)
 		progress = true
 	}
-	for _, s := range *d.h.streams.Load() {
+	for _, s := range d.h.streams.all() {
 		if s.pending() {
 			d.stepping = s
 			if s.step() {

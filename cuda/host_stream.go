@@ -67,30 +67,14 @@ func (m mark) reached() (bool, error) {
 }
 
 func (h *hostDevice) newStream(id uint64) (platformStream, error) {
-	h.smu.Lock()
-	defer h.smu.Unlock()
 	s := &hostStream{h: h, id: id, queue: make([]entry, 16)}
-	list := append([]*hostStream(nil), *h.streams.Load()...)
-	list = append(list, s)
-	h.streams.Store(&list)
+	h.streams.add(s)
 	return s, nil
-}
-
-func (h *hostDevice) removeStream(s *hostStream) {
-	h.smu.Lock()
-	defer h.smu.Unlock()
-	var list []*hostStream
-	for _, other := range *h.streams.Load() {
-		if other != s {
-			list = append(list, other)
-		}
-	}
-	h.streams.Store(&list)
 }
 
 // enqueued counts what was ever enqueued on the streams there are.
 func (h *hostDevice) enqueued() (n uint64) {
-	for _, s := range *h.streams.Load() {
+	for _, s := range h.streams.all() {
 		n += s.submitted.Load()
 	}
 	return n
@@ -365,7 +349,7 @@ func (s *hostStream) close() error {
 	}
 	s.closed = true
 	s.mu.Unlock()
-	s.h.removeStream(s)
+	s.h.streams.remove(s)
 	return nil
 }
 
@@ -391,10 +375,6 @@ func (s *hostStream) copyIn(dst, src unsafe.Pointer, n uint64) error  { return s
 func (s *hostStream) copyOut(dst, src unsafe.Pointer, n uint64) error { return s.copy(dst, src, n) }
 
 // watch is not needed here: a task that cannot go on fails by itself.
-func (s *hostStream) watch(func(uint64, bool) (uint64, error), func() string) func() {
-	return func() {}
-}
-
 func (s *hostStream) fill(dst unsafe.Pointer, n uint64, pattern uint64, width int) error {
 	t := s.h.fills.get()
 	t.h, t.dst, t.n, t.pattern, t.width = s.h, dst, uintptr(n), pattern, uintptr(width)

@@ -20,12 +20,6 @@ type platform interface {
 	ring()
 	failed() // the device has got its sticky error
 
-	// bind makes the calling thread the goroutine's, and the device current on it; unbind lets it go.
-	bind() error
-	unbind()
-	unknow()
-	relax() (mode int32, ok bool) // of the bound thread's capture mode
-	restore(mode int32)
 	info() Info
 	memoryInfo() (free, total uint64, err error)
 	// qualifies explains why n bytes at an address cannot be registered; nil where they can.
@@ -73,8 +67,6 @@ type platformStream interface {
 	beginCapture(mode CaptureMode) error
 	endCapture() (platformGraph, error)
 	capture() *Capture
-	// watch has check asked by whoever waits: see Stream.Watch.
-	watch(check func(seen uint64, done bool) (now uint64, err error), doing func() string) (remove func())
 }
 
 type platformEvent interface {

@@ -105,7 +105,11 @@ func (s *Stream) HostFunc(fn func()) error {
 // its error what the stream is in ("" for nothing). Neither may wait, nor call package cuda. For libraries on a GPU; a host task fails and tells by itself,
 // and the host platform asks nothing.
 func (s *Stream) Watch(check func(seen uint64, done bool) (now uint64, err error), doing func() string) (remove func()) {
-	return s.raw.watch(check, doing)
+	d, is := s.raw.(*driverStream)
+	if !is {
+		return func() {}
+	}
+	return d.watch(check, doing)
 }
 
 // BeforeLeaving has f called before the stream is closed, or becomes part of a capture, by who does that, when the stream can still be waited for (Behind). It may be
