@@ -113,6 +113,12 @@ func unplanned(job launcher.Job, sources []launcher.Source) error {
 			return err
 		}
 	}
+	if len(job.Hosts) == 0 && job.Hostfile == "" {
+		job.MapBy = nil
+		if job.NP == 0 {
+			job.Stdin = "" // there may be such a rank
+		}
+	}
 	if _, err = job.Plan(f); err != nil {
 		return placed(err, job, sources)
 	}
