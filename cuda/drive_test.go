@@ -227,6 +227,29 @@ func runBarrierRank() error {
 	return nil
 }
 
+// Beside a program that computes, which a yield gives the core to for long, a driver sleeps, and tries yields again after a time.
+func TestYieldToOneThatComputes(t *testing.T) {
+	d := newDevice(t)
+	s := newStream(t, d)
+	h := d.plat.(*hostDevice)
+	w := idler{d: &h.driver, s: s.raw.(*hostStream), target: 1}
+	w.yielded(longYield / 2)
+	if w.computed != 0 {
+		t.Errorf("after a short yield it is to sleep %d times", w.computed)
+	}
+	w.yielded(2 * longYield)
+	for n := range computedLong {
+		w.sleep = 0 // else the next one is longer
+		if w.wait(t.Context()); w.sleep == 0 {
+			t.Fatalf("%d. wait after a long yield: it did not sleep", n+1)
+		}
+	}
+	if w.computed != 0 {
+		t.Errorf("it is to sleep %d times more", w.computed)
+	}
+	w.end()
+}
+
 // TestBell has one who sleeps for each change and one who changes and rings: a ring that is lost would cost the whole bound of a sleep.
 func TestBell(t *testing.T) {
 	var b Bell
