@@ -25,6 +25,8 @@ type exchanges struct {
 	over error      // none is possible any more
 	own  map[string]*exchange
 	meet map[string]*gathering // on host 0
+
+	failed map[string]error // on host 0: why a meeting to which hosts may still come has failed
 }
 
 // exchange is one that this host takes part in.
@@ -43,7 +45,7 @@ type gathering struct {
 }
 
 func (x *exchanges) init() {
-	x.own, x.meet = map[string]*exchange{}, map[string]*gathering{}
+	x.own, x.meet, x.failed = map[string]*exchange{}, map[string]*gathering{}, map[string]error{}
 }
 
 // Exchange gives data of this host to a meeting of hosts, in ascending order (nil: all of the job), and calls done once: with what each of them has given, in
@@ -121,6 +123,11 @@ func pieces(data []byte, f func(piece []byte, last bool)) {
 func (n *Node) given(from int, name string, hosts []int, piece []byte, last bool) {
 	x := &n.exchanges
 	x.mu.Lock()
+	if err := x.failed[name]; err != nil {
+		x.mu.Unlock()
+		n.gathered(name, &gathering{hosts: []int{from}}, err)
+		return
+	}
 	g := x.meet[name]
 	var err error
 	if g == nil {
@@ -143,7 +150,9 @@ func (n *Node) given(from int, name string, hosts []int, piece []byte, last bool
 	case len(g.data[i])+len(piece) > maxGive:
 		err = fmt.Errorf("more than %d bytes of %s", maxGive, n.named(from))
 	}
-	if err == nil {
+	if err != nil {
+		x.failed[name] = err
+	} else {
 		g.data[i] = append(g.data[i], piece...)
 		if last {
 			g.whole[i] = true

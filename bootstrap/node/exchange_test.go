@@ -139,6 +139,9 @@ func TestExchangeDisagrees(t *testing.T) {
 			t.Errorf("got error %v, want one of %q", got.err, want)
 		}
 	}
+	if late := c.wait(c.exchange(0, "x", nil, nil)); late.err == nil || !slices.Contains(want, late.err.Error()) {
+		t.Errorf("the host that comes late: got error %v, want one of %q", late.err, want)
+	}
 }
 
 // What other hosts say of meetings, and is wrong, is told with the name of who says it.
