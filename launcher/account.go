@@ -442,31 +442,26 @@ func shortTime(d time.Duration) time.Duration {
 
 // consequences names what became of the other ranks, in one line.
 func (a *Account) consequences() string {
-	groups := map[string][]int{}
-	var order []string
+	var fates alike[int]
 	for i := range a.Ranks {
 		r := &a.Ranks[i]
 		if r.Rank == a.Cause {
 			continue
 		}
-		what := r.fate()
 		if r.done && r.status.ok() && r.Stopped == "" && a.Reason != ReasonFailed && a.Reason != ReasonHostLost {
 			continue
 		}
-		if groups[what] == nil {
-			order = append(order, what)
-		}
-		groups[what] = append(groups[what], r.Rank)
+		fates.add(r.fate(), r.Rank)
 	}
-	if len(groups) == 1 && len(groups["not started"]) == len(a.Ranks) {
+	if len(fates.of["not started"]) == len(a.Ranks) {
 		return "" // nothing followed: the job never began
 	}
 	var parts []string
 	if a.Later != "" {
 		parts = append(parts, a.Later)
 	}
-	for _, what := range order {
-		ranks := groups[what]
+	for _, what := range fates.texts {
+		ranks := fates.of[what]
 		if len(ranks) > 1 {
 			what = strings.Replace(what, "was ", "were ", 1)
 		}
@@ -518,11 +513,15 @@ func lastLines(text []byte, n int) []string {
 		if at := strings.LastIndexByte(l, '\r'); at >= 0 {
 			l = l[at+1:]
 		}
-		const most = 400
-		if len(l) > most {
-			l = l[:wholeRunes([]byte(l[:most]))] + "..."
-		}
-		lines[i] = l
+		lines[i] = shorten(l, 400)
 	}
 	return lines
+}
+
+// shorten leaves of a line about so many bytes.
+func shorten(line string, most int) string {
+	if len(line) > most {
+		line = line[:wholeRunes([]byte(line[:most]))] + "..."
+	}
+	return line
 }

@@ -26,23 +26,16 @@ type Allocation struct {
 
 // FindAllocation finds the hosts of an allocation in the environment. rm is RMNone, RMSlurm, RMPBS, or "" for the one that is there.
 func FindAllocation(rm string, environ []string) (Allocation, error) {
-	env := map[string]string{}
-	for _, kv := range environ {
-		name, value, _ := strings.Cut(kv, "=")
-		if _, twice := env[name]; !twice {
-			env[name] = value
-		}
-	}
-	var find func(map[string]string) (Allocation, error)
+	var find func(environ []string) (Allocation, error)
 	what := ""
 	switch {
 	case rm != "" && rm != RMNone && rm != RMSlurm && rm != RMPBS:
 		return Allocation{}, flagf("--rm", "%s: must be none, slurm or pbs", rm)
 	case rm == RMNone:
 		return Allocation{}, nil
-	case rm != RMPBS && env["SLURM_JOB_NODELIST"] != "":
+	case rm != RMPBS && getenv(environ, "SLURM_JOB_NODELIST") != "":
 		find, what = slurmAllocation, "SLURM_JOB_NODELIST"
-	case rm != RMSlurm && env["PBS_NODEFILE"] != "":
+	case rm != RMSlurm && getenv(environ, "PBS_NODEFILE") != "":
 		find, what = pbsAllocation, "PBS_NODEFILE"
 	case rm == RMSlurm:
 		return Allocation{}, flagf("--rm", "slurm: SLURM_JOB_NODELIST is not set: this is no allocation of Slurm")
@@ -61,29 +54,30 @@ func FindAllocation(rm string, environ []string) (Allocation, error) {
 			return Allocation{Note: note}, nil
 		}
 	}
-	a, err := find(env)
+	a, err := find(environ)
 	if err != nil {
 		return Allocation{}, &UsageError{Msg: err.Error(), Hint: "--rm none ignores it"}
 	}
 	return a, nil
 }
 
-func slurmAllocation(env map[string]string) (Allocation, error) {
+func slurmAllocation(environ []string) (Allocation, error) {
 	a := Allocation{From: "SLURM_JOB_NODELIST"}
-	names, err := parseNodelist(env["SLURM_JOB_NODELIST"])
+	list := getenv(environ, "SLURM_JOB_NODELIST")
+	names, err := parseNodelist(list)
 	if err != nil {
-		return a, fmt.Errorf("SLURM_JOB_NODELIST=%q: %w", env["SLURM_JOB_NODELIST"], err)
+		return a, fmt.Errorf("SLURM_JOB_NODELIST=%q: %w", list, err)
 	}
-	if own := env["SLURMD_NODENAME"]; own != "" {
+	if own := getenv(environ, "SLURMD_NODENAME"); own != "" {
 		a.Own = []string{own}
 	}
 	// In a step of one task (srun --pty) the tasks are the step's, and one.
 	perNode := "SLURM_TASKS_PER_NODE"
-	if _, step := env["SLURM_PROCID"]; env[perNode] == "" || step && env["SLURM_JOB_CPUS_PER_NODE"] != "" && !batchStep(env["SLURM_STEP_ID"]) {
+	if _, step := lookup(environ, "SLURM_PROCID"); getenv(environ, perNode) == "" || step && getenv(environ, "SLURM_JOB_CPUS_PER_NODE") != "" && !batchStep(getenv(environ, "SLURM_STEP_ID")) {
 		perNode = "SLURM_JOB_CPUS_PER_NODE"
 	}
 	var slots []int
-	if list := env[perNode]; list != "" {
+	if list = getenv(environ, perNode); list != "" {
 		if slots, err = parsePerNode(list, len(names)); err != nil {
 			return a, fmt.Errorf("%s=%q: %w", perNode, list, err)
 		}
@@ -110,8 +104,8 @@ func batchStep(id string) bool {
 }
 
 // pbsAllocation reads PBS's file: a line for each slot.
-func pbsAllocation(env map[string]string) (Allocation, error) {
-	file := env["PBS_NODEFILE"]
+func pbsAllocation(environ []string) (Allocation, error) {
+	file := getenv(environ, "PBS_NODEFILE")
 	a := Allocation{From: "PBS_NODEFILE"}
 	data, err := files.Read(file, maxHostfile)
 	if err != nil {

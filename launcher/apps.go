@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -82,12 +83,7 @@ func (j Job) apps() ([]App, error) {
 		}
 		total += a.NP
 		a.Env = slices.Concat(j.Env, a.Env)
-		if a.Device == "" {
-			a.Device = j.Device
-		}
-		if a.MPI == "" {
-			a.MPI = j.MPI
-		}
+		a.Device, a.MPI = cmp.Or(a.Device, j.Device), cmp.Or(a.MPI, j.MPI)
 	}
 	return apps, nil
 }
@@ -141,10 +137,7 @@ func (p *Plan) program(r *PlanRank) *Program { return &p.Programs[p.Apps[r.App].
 
 // dirOf is the working directory of an app's ranks.
 func (p *Plan) dirOf(app int) string {
-	if dir := p.Apps[app].Dir; dir != "" {
-		return dir
-	}
-	return p.Dir
+	return cmp.Or(p.Apps[app].Dir, p.Dir)
 }
 
 // programsOn are the indices of the programs that ranks of a host run, in order.

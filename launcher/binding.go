@@ -16,9 +16,6 @@ import (
 // they use all nodes; else it is not bound.
 type Bind = placement.Bind
 
-// ParseBind reads none, core, core:N or numa.
-func ParseBind(s string) (Bind, error) { return placement.ParseBind(s) }
-
 // Machine is what a host has for its ranks: CPUs and GPUs.
 type Machine = placement.Machine
 
@@ -220,8 +217,7 @@ func (r *runner) placed(host int, h *HostPlace, ranks []RankPlace) {
 
 // sayPlaces tells a person in a line what hosts could not do, and that they have more ranks than CPUs, unless that is what the user asked for, or than GPUs.
 func (r *runner) sayPlaces() {
-	var order []string
-	hosts := map[string][]string{}
+	var hosts alike[string]
 	for i, h := range r.places {
 		if h == nil {
 			continue
@@ -237,19 +233,16 @@ func (r *runner) sayPlaces() {
 			parts = append(parts, "not bound: "+h.Refused)
 		}
 		if text := strings.Join(parts, "; "); text != "" {
-			if hosts[text] == nil {
-				order = append(order, text)
-			}
-			hosts[text] = append(hosts[text], r.plan.Hosts[i].Name)
+			hosts.add(text, r.plan.Hosts[i].Name)
 		}
 	}
-	for _, text := range order {
+	for _, text := range hosts.texts {
 		if len(r.plan.Hosts) == 1 && r.plan.Hosts[0].Local {
 			r.say("%s", text)
 			continue
 		}
 		const shown = 4
-		names := hosts[text]
+		names := hosts.of[text]
 		list := strings.Join(names[:min(len(names), shown)], ", ")
 		if len(names) > shown {
 			list += fmt.Sprintf(" and %d more", len(names)-shown)
@@ -268,21 +261,16 @@ func (r *runner) verbosePlaces(host int) {
 	if !r.o.Verbose || h == nil {
 		return
 	}
-	rest := map[string][]int{} // ranks of which the same is to be said
-	var order []string
+	var ranks alike[int]
 	for i := range r.acct.Ranks {
 		a := &r.acct.Ranks[i]
 		if r.plan.Ranks[i].Host != host || a.PID == 0 || a.Place == nil {
 			continue
 		}
-		text := placeText(a.Place)
-		if rest[text] == nil {
-			order = append(order, text)
-		}
-		rest[text] = append(rest[text], a.Rank)
+		ranks.add(placeText(a.Place), a.Rank)
 	}
-	for _, text := range order {
-		r.say("%s: host %s, %s", rankenv.RankText(rest[text]), r.plan.Hosts[host].Name, text)
+	for _, text := range ranks.texts {
+		r.say("%s: host %s, %s", rankenv.RankText(ranks.of[text]), r.plan.Hosts[host].Name, text)
 	}
 }
 

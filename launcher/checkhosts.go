@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -485,19 +486,14 @@ func (c *checker) judge(i int) {
 		c.fault(i, false, "synchronize the clocks (chrony or ntpd)", "%s", text)
 	}
 	// One line for each reason, with the hosts to which it applies.
-	var reasons []string
-	unreached := map[string][]string{}
+	var unreached alike[string]
 	for _, r := range h.Reach {
-		if r.Err == "" {
-			continue
+		if r.Err != "" {
+			unreached.add(r.Err, r.Host)
 		}
-		if unreached[r.Err] == nil {
-			reasons = append(reasons, r.Err)
-		}
-		unreached[r.Err] = append(unreached[r.Err], r.Host)
 	}
-	for _, why := range reasons {
-		to := unreached[why]
+	for _, why := range unreached.texts {
+		to := unreached.of[why]
 		at := ""
 		if len(to) == 1 {
 			k := slices.IndexFunc(c.hosts, func(o HostCheck) bool { return o.Name == to[0] })
@@ -526,28 +522,18 @@ func (c *checker) compare() []HostFault {
 		faults = sameMachines(c.plan.hostNames(), ids)
 	}
 	differ := func(what, advice string, of func(*HostFacts) string) {
-		hosts := map[string][]string{}
-		var values []string
+		var hosts alike[string]
 		for _, h := range c.hosts {
-			if h.Facts == nil {
-				continue
+			if h.Facts != nil {
+				hosts.add(cmp.Or(of(h.Facts), "none"), h.Name)
 			}
-			v := of(h.Facts)
-			if hosts[v] == nil {
-				values = append(values, v)
-			}
-			hosts[v] = append(hosts[v], h.Name)
 		}
-		if len(values) < 2 {
+		if len(hosts.texts) < 2 {
 			return
 		}
 		var parts []string
-		for _, v := range values {
-			text := v
-			if v == "" {
-				text = "none"
-			}
-			parts = append(parts, text+" on "+HostList(hosts[v]))
+		for _, v := range hosts.texts {
+			parts = append(parts, v+" on "+HostList(hosts.of[v]))
 		}
 		faults = append(faults, HostFault{What: what + " differ: " + strings.Join(parts, ", "), Advice: advice})
 	}

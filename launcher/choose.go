@@ -203,20 +203,15 @@ func (c *chooser) why(host int, a agentwire.Address) string {
 	if a.Port == 0 {
 		return a.Err
 	}
-	var reasons []string
-	hosts := map[string][]string{}
+	var hosts alike[string]
 	for _, by := range c.by[host] {
-		text := c.missed(by, host, a)
-		if text == "" {
-			continue
+		if text := c.missed(by, host, a); text != "" {
+			hosts.add(text, c.names[by])
 		}
-		if hosts[text] == nil {
-			reasons = append(reasons, text)
-		}
-		hosts[text] = append(hosts[text], c.names[by])
 	}
-	for i, text := range reasons {
-		reasons[i] = fmt.Sprintf("not reached by %s: %s", HostList(hosts[text]), text)
+	var reasons []string
+	for _, text := range hosts.texts {
+		reasons = append(reasons, fmt.Sprintf("not reached by %s: %s", HostList(hosts.of[text]), text))
 	}
 	return strings.Join(reasons, "; ")
 }

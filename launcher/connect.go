@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -293,18 +294,13 @@ func (r *runner) missingText(missing map[int]bool) string {
 		}
 	}
 	n := len(names)
-	why := r.retries.reason(names[0])
-	if why != nil {
+	if why := r.retries.reason(names[0]); why != nil {
 		names[0] += fmt.Sprintf(" (%v)", why)
 	}
 	if n > 4 {
 		names = append(names[:4], "...")
 	}
-	text := fmt.Sprintf("%d of %d hosts", n, len(r.plan.Hosts))
-	if n == 1 {
-		text = fmt.Sprintf("1 of %d hosts", len(r.plan.Hosts))
-	}
-	return text + ": " + strings.Join(names, ", ")
+	return fmt.Sprintf("%d of %d hosts: %s", n, len(r.plan.Hosts), strings.Join(names, ", "))
 }
 
 // wayTo is the way to the hosts that the plan asks for.
@@ -320,10 +316,7 @@ func (r *runner) wayTo() (way.Way, error) {
 
 // timeout is for reaching all hosts.
 func (p *Remote) timeout() time.Duration {
-	if p.ConnectTimeout <= 0 {
-		return DefaultConnectTimeout
-	}
-	return p.ConnectTimeout
+	return cmp.Or(max(p.ConnectTimeout, 0), DefaultConnectTimeout)
 }
 
 // way is the way to hosts. A patient one tries those again that are not up yet.

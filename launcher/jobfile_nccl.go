@@ -14,19 +14,19 @@ import (
 // among them can be set in [env].
 var (
 	// ncclSwitches are on or off.
-	ncclSwitches = words(`graph_register local_register legacy_cuda_register legacy_musa_register win_enable single_proc_mem_reg_enable comm_blocking
+	ncclSwitches = strings.Fields(`graph_register local_register legacy_cuda_register legacy_musa_register win_enable single_proc_mem_reg_enable comm_blocking
 		comm_split_share_resources comm_shrink_share_resources runtime_connect dmabuf_enable cumem_host_enable p2p_use_cuda_memcpy
 		graph_mixing_support launch_order_implicit launch_race_fatal collnet_enable ras_enable multi_rank_gpu_enable
 		p2p_disable p2p_direct_disable shm_disable shm_use_cuda_memcpy pxn_disable nvb_disable net_disable_intra net_shared_buffers net_shared_comms net_gdr_read net_gdr_c2c
 		pxn_c2c ib_disable ib_cuda_support ib_use_inline ib_adaptive_routing ib_ece_enable ib_merge_nics ib_merge_vfs ib_split_data_on_qps ib_return_async_events
 		oob_net_enable check_pointers ignore_cpu_affinity set_stack_size set_thread_name ipc_use_abstract_socket`)
 	// ncclNumbers are whole numbers.
-	ncclNumbers = words(`nthreads buffsize ll_buffsize ll128_buffsize min_nchannels max_nchannels min_ctas max_ctas cga_cluster_size min_p2p_nchannels max_p2p_nchannels
+	ncclNumbers = strings.Fields(`nthreads buffsize ll_buffsize ll128_buffsize min_nchannels max_nchannels min_ctas max_ctas cga_cluster_size min_p2p_nchannels max_p2p_nchannels
 		nchannels_per_net_peer nvls_nchannels nvls_chunksize p2p_net_chunksize p2p_nvl_chunksize p2p_pci_chunksize p2p_ll_threshold work_fifo_bytes collnet_node_threshold
 		socket_nthreads nsocks_perthread socket_retry_cnt socket_retry_sleep_msec ib_timeout ib_retry_cnt ib_gid_index ib_pkey ib_qps_per_connection ib_sl ib_tc ib_fifo_tc
 		ib_roce_version_num uid_stagger_threshold uid_stagger_rate ranks_per_root ras_timeout_factor set_cpu_stack_size mnnvl_clique_id win_stride`)
 	// ncclTexts are the others, whatever they are.
-	ncclTexts = words(`debug_file debug_subsys debug_timestamp_format debug_timestamp_levels algo proto socket_ifname oob_net_ifname ib_hca ib_addr_range net net_plugin
+	ncclTexts = strings.Fields(`debug_file debug_subsys debug_timestamp_format debug_timestamp_levels algo proto socket_ifname oob_net_ifname ib_hca ib_addr_range net net_plugin
 		tuner_plugin tuner_config_file profiler_plugin env_plugin gin_plugin conf_file topo_file topo_dump_file graph_file graph_dump_file hostid comm_id ras_addr mnnvl_uuid
 		netdevs_policy cta_policy`)
 	// ncclWords are one of some words.
@@ -48,8 +48,6 @@ func ncclRefused(table, key, value string) string {
 	}
 	return ""
 }
-
-func words(s string) []string { return strings.Fields(s) }
 
 // ncclKeys are the keys of [nccl] or [mccl].
 func ncclKeys(table string) []string {

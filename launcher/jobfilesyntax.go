@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -18,10 +19,7 @@ var (
 
 // syntaxError is an error of the toml package as one of a job file.
 func syntaxError(name, doc string, p toml.ParseError) *UsageError {
-	msg := p.Message
-	if msg == "" {
-		msg = p.Error()
-	}
+	msg := cmp.Or(p.Message, p.Error())
 	line, col := p.Position.Line, max(p.Position.Col, 1)
 	lines := strings.SplitAfter(doc, "\n")
 	lines = lines[:min(max(line, 0), len(lines))]

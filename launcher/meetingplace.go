@@ -65,8 +65,7 @@ func (r *runner) prepareHere(ctx context.Context, index int, key []byte) error {
 
 // tellNotes tells what hosts have noticed, once for all that have noticed the same.
 func (r *runner) tellNotes() {
-	var texts []string
-	hosts := map[string][]string{}
+	var hosts alike[string]
 	for i, h := range r.hosts {
 		var notes []string
 		switch h := h.(type) {
@@ -76,14 +75,11 @@ func (r *runner) tellNotes() {
 			notes = h.notes
 		}
 		for _, text := range notes {
-			if hosts[text] == nil {
-				texts = append(texts, text)
-			}
-			hosts[text] = append(hosts[text], r.plan.Hosts[i].Name)
+			hosts.add(text, r.plan.Hosts[i].Name)
 		}
 	}
-	for _, text := range texts {
-		r.say("host %s: %s", HostList(hosts[text]), text)
+	for _, text := range hosts.texts {
+		r.say("host %s: %s", HostList(hosts.of[text]), text)
 	}
 }
 

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"debug/elf"
 	"fmt"
 	"slices"
@@ -32,10 +33,7 @@ var mpiServers = map[string]func(procman.World) (procman.Server, error){
 func (p *Plan) planMPI(apps []App, f Facts) error {
 	for i := range p.Apps {
 		a := &p.Apps[i]
-		choice := apps[i].MPI
-		if choice == "" {
-			choice = MPIAuto
-		}
+		choice := cmp.Or(apps[i].MPI, MPIAuto)
 		a.mpiWish = choice
 		if i < len(f.Scripts) {
 			a.script = f.Scripts[i]

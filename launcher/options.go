@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gorun-dev/gorun/launcher/internal/placement"
 	"github.com/gorun-dev/gorun/rankenv"
 )
 
@@ -70,7 +71,7 @@ var JobOptions = []Option{
 		field: toggle(func(j *Job) **bool { return &j.Oversubscribe })},
 	{Flags: []string{"--bind-to"}, Arg: "WHAT", Env: "GORUN_BIND_TO", Default: "none", Key: "launch.bind_to", Example: `"core"`, Values: []string{"none", "core", "core:1", "numa"},
 		Help:  "bind ranks to core (an equal share each), core:N, numa, or none; see help placement",
-		field: scalar(kindWord, func(j *Job) *Bind { return &j.BindTo }, ParseBind, Bind.String)},
+		field: scalar(kindWord, func(j *Job) *Bind { return &j.BindTo }, placement.ParseBind, Bind.String)},
 	{Flags: []string{"--gpu-bind"}, Arg: "WHAT", Env: "GORUN_GPU_BIND", Default: "none", Key: "launch.gpu_bind", Example: `"hide"`, Values: []string{GPUBindNone, GPUBindHide, GPUBindShare},
 		Help: "none (default): a rank sees all GPUs; hide: its own alone; share: ranks share GPUs", field: word(func(j *Job) *string { return &j.GPUBind }, GPUBindNone, GPUBindHide, GPUBindShare)},
 	{Flags: []string{"-x"}, Arg: "NAME[=VALUE]", Help: "set a variable for the ranks, or keep one that would be removed; may be repeated", App: true, field: settings()},

@@ -517,6 +517,3 @@ func (c *collector) fail(err error) {
 		c.end(s)
 	}
 }
-
-// errBrokenPipe reports whether the reader of the sink has gone.
-func errBrokenPipe(err error) bool { return errors.Is(err, unix.EPIPE) }

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net"
@@ -623,15 +624,11 @@ func (p *Plan) Write(w io.Writer) error {
 	p.Remote.write(&b)
 	fmt.Fprintf(&b, "at launch  %s\n", strings.Join(AtLaunch, " "))
 	for _, r := range p.Ranks {
-		device := r.Device
-		if device == "" {
-			device = "chosen by the rank"
-		}
 		of := ""
 		if len(p.Apps) > 1 {
 			of = fmt.Sprintf("program %d, ", r.App)
 		}
-		fmt.Fprintf(&b, "\nrank %d: %shost %s, local rank %d, device %s\n", r.Rank, of, p.Hosts[r.Host].Name, r.LocalRank, device)
+		fmt.Fprintf(&b, "\nrank %d: %shost %s, local rank %d, device %s\n", r.Rank, of, p.Hosts[r.Host].Name, r.LocalRank, cmp.Or(r.Device, "chosen by the rank"))
 		p.writeRank(&b, &r)
 		fmt.Fprintf(&b, "  argv")
 		for _, a := range r.Argv {

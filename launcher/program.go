@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -57,10 +58,7 @@ func FindProgram(name, path string) (Program, error) {
 	if !strings.Contains(name, "/") && name != "." && name != ".." {
 		var denied error
 		for _, dir := range filepath.SplitList(path) {
-			if dir == "" {
-				dir = "."
-			}
-			file := filepath.Join(dir, name)
+			file := filepath.Join(cmp.Or(dir, "."), name)
 			err := executable(file)
 			if err == nil {
 				if p.Path, err = filepath.Abs(file); err != nil {
@@ -264,9 +262,7 @@ func (p *Program) build(ctx context.Context, w io.Writer, arch string) (string, 
 		}
 		return fail(err)
 	}
-	if ok, err := isELF(out); err != nil {
-		return fail(err)
-	} else if !ok {
+	if archOf(out) == "" { // the archive that go build makes of a package that is not main
 		return "", &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": not a main package"}
 	}
 	return out, nil
@@ -288,18 +284,6 @@ func flock(ctx context.Context, f *os.File) error {
 		case <-time.After(lockPoll):
 		}
 	}
-}
-
-// isELF tells an executable from the archive that go build makes of a package that is not main.
-func isELF(file string) (bool, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	var magic [4]byte
-	_, err = io.ReadFull(f, magic[:])
-	return bytes.Equal(magic[:], []byte("\x7fELF")), err
 }
 
 // archOf is the architecture of an executable, as Go names it if it is one of the usual ones; "" if the file is no executable.

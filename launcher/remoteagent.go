@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -354,21 +355,14 @@ func machine() string {
 
 // dirOf is the working directory of a rank.
 func (s *agentServer) dirOf(r *agentwire.Rank) string {
-	if len(r.Dir) > 0 {
-		return string(r.Dir)
-	}
-	return s.dir
+	return cmp.Or(string(r.Dir), s.dir)
 }
 
 // findHere finds a program on this host: a name in this host's PATH, else the file that gorun found.
 func findHere(p agentwire.Program) (Program, error) {
 	name, file := string(p.Name), string(p.Path)
 	if !strings.Contains(name, "/") && name != "." && name != ".." {
-		path := os.Getenv("PATH")
-		if path == "" {
-			path = "/usr/local/bin:/usr/bin:/bin"
-		}
-		found, err := FindProgram(name, path)
+		found, err := FindProgram(name, cmp.Or(os.Getenv("PATH"), "/usr/local/bin:/usr/bin:/bin"))
 		if err == nil || executable(file) != nil {
 			if s, ok := errors.AsType[*StartError](err); ok && s.Code == ExitNotFound && file != "" {
 				s.Msg += "; given by its path, it would be sent there"
@@ -376,10 +370,7 @@ func findHere(p agentwire.Program) (Program, error) {
 			return found, err
 		}
 	}
-	if file == "" { // gorun's host does not have it
-		file = name
-	}
-	found, err := FindProgram(file, "")
+	found, err := FindProgram(cmp.Or(file, name), "") // gorun's host may lack it
 	found.Name = name
 	if err == nil && found.GoDir != "" {
 		err = &StartError{Code: ExitCannotRun, Msg: "run " + shellQuote(name), Err: syscall.EISDIR}

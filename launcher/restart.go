@@ -73,6 +73,11 @@ func tell(ctx context.Context, o Options, text string) bool {
 		io.WriteString(o.Stderr, text)
 		close(done)
 	}()
+	return await(ctx, o, done)
+}
+
+// await waits for something, until a signal or ctx says that the job is to end: then it is false.
+func await[T any](ctx context.Context, o Options, done <-chan T) bool {
 	for {
 		select {
 		case <-done:
@@ -109,22 +114,7 @@ func pauseBefore(quick *int, took time.Duration) time.Duration {
 
 // rest waits, unless a signal says that the job is to end: then it is false.
 func rest(ctx context.Context, o Options, pause time.Duration) bool {
-	if pause == 0 {
-		return true
-	}
-	over := time.After(pause)
-	for {
-		select {
-		case <-over:
-			return true
-		case <-ctx.Done():
-			return false
-		case s := <-o.Signals:
-			if EndsJob(s) {
-				return false
-			}
-		}
-	}
+	return pause == 0 || await(ctx, o, time.After(pause))
 }
 
 // Restarts says how often a job is started again after a failure.

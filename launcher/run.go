@@ -477,7 +477,7 @@ func (r *runner) event(e agentEvent) {
 		r.endFor(ReasonNotStarted, r.apart(e.host, e.hosts), syscall.SIGTERM, syscall.SIGKILL)
 	case sinkFailed:
 		r.over = true
-		if errBrokenPipe(e.err) {
+		if errors.Is(e.err, unix.EPIPE) {
 			r.endFor(ReasonReader, "nobody reads stdout any more", syscall.SIGTERM, syscall.SIGKILL)
 		} else {
 			if r.ending { // for something else, and output is lost all the same

@@ -114,11 +114,7 @@ func exception(text []byte) string {
 	lines := strings.Split(string(lastError(text)), "\n")
 	for _, l := range lines[1:] {
 		if l = strings.TrimRight(textOf(l), "\r"); l != "" && !strings.HasPrefix(l, " ") {
-			const most = 100
-			if len(l) > most {
-				l = l[:wholeRunes([]byte(l[:most]))] + "..."
-			}
-			return l
+			return shorten(l, 100)
 		}
 	}
 	return "not whole"
