@@ -89,7 +89,6 @@ const (
 type agent struct {
 	cfg      agentConfig
 	poller   *poller
-	quit     int // eventfd: ends the watcher
 	threads  sync.WaitGroup
 	oom      *oomWatch                                      // the watcher's
 	letDie   chan struct{}                                  // closed: the forking thread may end
@@ -111,35 +110,22 @@ type agent struct {
 
 func newAgent(cfg agentConfig) (*agent, error) {
 	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)), gone: make([]time.Time, len(cfg.ranks)), starting: -1,
-		oom: newOOMWatch(), letDie: make(chan struct{}), register: unix.EpollCtl, quit: -1, forking: -1}
+		oom: newOOMWatch(), letDie: make(chan struct{}), register: unix.EpollCtl, forking: -1}
 	var err error
 	if a.poller, err = newPoller(); err != nil {
-		return nil, fmt.Errorf("agent: epoll: %w", err)
-	}
-	if a.quit, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
-		a.poller.close()
-		return nil, fmt.Errorf("agent: eventfd: %w", err)
-	}
-	watch := func(fd, data int) error {
-		return unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(data)})
-	}
-	err = watch(a.quit, watchQuit)
-	if err == nil && cfg.keeper != nil {
-		err = watch(cfg.keeper.Lost(), watchKeeper)
-	}
-	if err != nil {
-		a.poller.close()
-		unix.Close(a.quit)
 		return nil, fmt.Errorf("agent: %w", err)
+	}
+	if cfg.keeper != nil {
+		if err := a.poller.watch(cfg.keeper.Lost(), watchKeeper); err != nil {
+			a.poller.close()
+			return nil, fmt.Errorf("agent: %w", err)
+		}
 	}
 	return a, nil
 }
 
-// Values of epoll data that are no index of a rank.
-const (
-	watchQuit   = -1
-	watchKeeper = -2
-)
+// watchKeeper is the data of the keeper's event. Beside it and rung there are the indices of ranks.
+const watchKeeper = -2
 
 // start begins to start the ranks.
 func (a *agent) start() {
@@ -419,10 +405,10 @@ func (a *agent) watch() {
 		}
 		for _, e := range events[:n] {
 			switch e.Fd {
-			case watchQuit:
+			case rung: // by close
 				return
 			case watchKeeper:
-				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
+				a.poller.drop(a.cfg.keeper.Lost())
 				a.report(agentEvent{kind: keeperDied, pid: a.cfg.keeper.PID(), at: time.Now()})
 			default:
 				i, pidfd := int(e.Fd), int(e.Pad)
@@ -430,9 +416,7 @@ func (a *agent) watch() {
 				if !ended {
 					continue
 				}
-				// Closing alone would not take it out of the set while a fork is on its way: the child has a
-				// copy of the descriptor until it has called exec.
-				unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, pidfd, nil)
+				a.poller.drop(pidfd)
 				unix.Close(pidfd)
 				if m := a.cfg.ranks[i].mpi; m != nil {
 					status.MPI = m.ended()
@@ -647,7 +631,7 @@ func killChildren(spare map[int]bool, bound time.Duration) (killed int) {
 
 func (a *agent) stopKeeper() {
 	if a.cfg.keeper != nil && a.cfg.keeper.PID() != 0 {
-		unix.EpollCtl(a.poller.ep, unix.EPOLL_CTL_DEL, a.cfg.keeper.Lost(), nil)
+		a.poller.drop(a.cfg.keeper.Lost())
 		a.cfg.keeper.Stop()
 	}
 }
@@ -655,9 +639,7 @@ func (a *agent) stopKeeper() {
 // close ends the agent's threads. The ranks have been reaped.
 func (a *agent) close() {
 	close(a.letDie)
-	var one = [8]byte{0: 1, 7: 1} // not zero in either byte order
-	unix.Write(a.quit, one[:])
+	a.poller.ring()
 	a.threads.Wait()
 	a.poller.close()
-	unix.Close(a.quit)
 }

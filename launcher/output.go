@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -65,7 +64,6 @@ type stream struct {
 // all streams of a sink: a slow sink blocks the ranks by their pipes, and memory is bounded by maxLine a stream.
 type collector struct {
 	poller  *poller
-	wake    int         // eventfd
 	sinkErr func(error) // called once, on the collector's goroutine; nil: a sink that fails is done without
 	done    chan struct{}
 
@@ -94,18 +92,7 @@ func newCollector(errSink io.Writer, sinkErr func(error)) (*collector, error) {
 	if err != nil {
 		return nil, err
 	}
-	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err == nil {
-		err = unix.EpollCtl(p.ep, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: -1})
-		if err != nil {
-			unix.Close(wake)
-		}
-	}
-	if err != nil {
-		p.close()
-		return nil, err
-	}
-	c := &collector{poller: p, wake: wake, sinkErr: sinkErr, errSink: errSink, done: make(chan struct{})}
+	c := &collector{poller: p, sinkErr: sinkErr, errSink: errSink, done: make(chan struct{})}
 	go c.loop()
 	return c, nil
 }
@@ -118,7 +105,7 @@ func (c *collector) add(s *stream) error {
 		return errors.New("nobody carries output any more")
 	}
 	s.index = len(c.streams)
-	if err := unix.EpollCtl(c.poller.ep, unix.EPOLL_CTL_ADD, s.fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(s.index)}); err != nil {
+	if err := c.poller.watch(s.fd, s.index); err != nil {
 		return err
 	}
 	c.streams = append(c.streams, s)
@@ -144,19 +131,15 @@ func (c *collector) finish() {
 
 // ring wakes the loop. The caller holds mu.
 func (c *collector) ring() {
-	if c.over {
-		return
+	if !c.over {
+		c.poller.ring()
 	}
-	var one [8]byte
-	binary.NativeEndian.PutUint64(one[:], 1)
-	unix.Write(c.wake, one[:])
 }
 
 func (c *collector) loop() {
 	defer func() {
 		c.mu.Lock()
 		c.over = true
-		unix.Close(c.wake)
 		c.poller.close()
 		c.mu.Unlock()
 		close(c.done)
@@ -192,7 +175,7 @@ func (c *collector) loop() {
 			return
 		}
 		if woken {
-			unix.Read(c.wake, drain[:])
+			unix.Read(c.poller.wake, drain[:])
 		}
 		c.mu.Lock()
 		streams = c.streams // one may have come while we waited
@@ -217,7 +200,7 @@ func (c *collector) loop() {
 // wait waits for readable streams: events[:n].Fd are indexes of streams.
 func (c *collector) wait(events []unix.EpollEvent, ms int) (n int, woken bool, err error) {
 	if c.owner != nil {
-		fds := []unix.PollFd{{Fd: int32(c.wake), Events: unix.POLLIN}, {Fd: int32(c.owner.fd), Events: unix.POLLIN}}
+		fds := []unix.PollFd{{Fd: int32(c.poller.wake), Events: unix.POLLIN}, {Fd: int32(c.owner.fd), Events: unix.POLLIN}}
 		if _, err := unix.Poll(fds, ms); err != nil {
 			return 0, false, err
 		}
@@ -232,7 +215,7 @@ func (c *collector) wait(events []unix.EpollEvent, ms int) (n int, woken bool, e
 		return 0, false, err
 	}
 	for _, e := range events[:m] {
-		if e.Fd < 0 {
+		if e.Fd == rung {
 			woken = true
 			continue
 		}
@@ -408,7 +391,7 @@ func (c *collector) end(s *stream) {
 	if s.fd < 0 {
 		return
 	}
-	unix.EpollCtl(c.poller.ep, unix.EPOLL_CTL_DEL, s.fd, nil) // a child between fork and exec may hold it open
+	c.poller.drop(s.fd)
 	unix.Close(s.fd)
 	s.fd = -1
 	if c.owner == s {

@@ -426,13 +426,13 @@ func TestCollectorThatHasEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Close(fd)
-		if fd == c.wake {
+		if fd == c.poller.wake {
 			other = fd
 			break
 		}
 	}
 	if other < 0 {
-		t.Fatalf("descriptor %d is not given again", c.wake)
+		t.Fatalf("descriptor %d is not given again", c.poller.wake)
 	}
 	c.finish()
 	c.notice("x")

@@ -1,7 +1,9 @@
 package launcher
 
 import (
+	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"syscall"
 	"time"
@@ -13,34 +15,61 @@ import (
 // poller. Threads that only wait are much of what a short launch costs.
 type poller struct {
 	ep   int
+	wake int      // eventfd in the set, whose event is rung
 	file *os.File // a copy of ep, with the runtime's poller; nil after keepThread
 	raw  syscall.RawConn
 }
 
+// rung is the data of the event that ring makes.
+const rung = -1
+
 func newPoller() (*poller, error) {
-	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	fd, err := unix.FcntlInt(uintptr(ep), unix.F_DUPFD_CLOEXEC, 0)
-	if err == nil {
-		if err = unix.SetNonblock(fd, true); err != nil { // os asks for it; epoll_wait does not care
-			unix.Close(fd)
-		}
-	}
-	if err != nil {
-		unix.Close(ep)
-		return nil, err
-	}
-	p := &poller{ep: ep, file: os.NewFile(uintptr(fd), "epoll")}
-	if p.raw, err = p.file.SyscallConn(); err != nil {
+	p := &poller{ep: -1, wake: -1}
+	if err := p.open(); err != nil {
 		p.close()
-		return nil, err
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	return p, nil
+}
+
+func (p *poller) open() (err error) {
+	if p.ep, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return err
+	}
+	if p.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return err
+	}
+	if err = p.watch(p.wake, rung); err != nil {
+		return err
+	}
+	fd, err := unix.FcntlInt(uintptr(p.ep), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	unix.SetNonblock(fd, true) // os asks for it; epoll_wait does not care
+	p.file = os.NewFile(uintptr(fd), "epoll")
+	if p.raw, err = p.file.SyscallConn(); err != nil {
+		return err
 	}
 	if p.file.SetReadDeadline(time.Time{}) != nil {
 		p.keepThread() // a kernel on which the runtime can't watch it
 	}
-	return p, nil
+	return nil
+}
+
+// watch adds a descriptor; data is what its events have as Fd.
+func (p *poller) watch(fd, data int) error {
+	return unix.EpollCtl(p.ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(data)})
+}
+
+// drop takes a descriptor out, before it is closed: a child between fork and exec has a copy of it, by which it would stay in the set.
+func (p *poller) drop(fd int) { unix.EpollCtl(p.ep, unix.EPOLL_CTL_DEL, fd, nil) }
+
+// ring ends a wait, or the next one, until wake is read.
+func (p *poller) ring() {
+	var one [8]byte
+	binary.NativeEndian.PutUint64(one[:], 1)
+	unix.Write(p.wake, one[:])
 }
 
 // wait waits for events for ms, without end if it is negative. One goroutine waits at a time.
@@ -69,7 +98,7 @@ func (p *poller) wait(events []unix.EpollEvent, ms int) (n int, err error) {
 	return n, err
 }
 
-// keepThread makes the waiter hold its thread from here on: with much to do, the runtime's poller would be woken for
+// keepThread makes the waiter hold its thread from here on: with much to do, the runtime's poller would be rung for
 // every event, too. To be called by the goroutine that waits.
 func (p *poller) keepThread() {
 	if p.file != nil {
@@ -81,4 +110,5 @@ func (p *poller) keepThread() {
 func (p *poller) close() {
 	p.keepThread()
 	unix.Close(p.ep)
+	unix.Close(p.wake)
 }
