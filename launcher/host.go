@@ -75,35 +75,25 @@ type meeting struct {
 	iface string         // that holds the address at which the others reach the host; "": not known, or there are none
 }
 
-// hostConfig is what a host needs to run its ranks there, beside the agent's own surroundings.
+// hostConfig is what a host needs to run its ranks there.
 type hostConfig struct {
-	index      int // of the host in the plan
-	job        string
-	nodes      node.Config
-	start      func(context.Context, node.Config) (control, error)
-	masterPort bool // reserve a port for the job's meeting point; with several hosts it is one that they can reach
-	ranks      []agentRank
-	environ    func(rank int, job, control string, m meeting) []string
-	events     chan<- agentEvent
-	output     rankOutput
-	merge      bool // the ranks' stderr is their stdout
-	ownProcess bool
-	ways       bool           // children of this process may be ways to other hosts
-	unreached  func(host int) // the host's node does not reach another one; with several hosts
-	onFork     func(rank int) // nil, but in tests: as of agentConfig
-	keeper     *keeper.Keeper // one that has begun; nil: start one. The host owns it
-	files      bool           // it has files to remove
+	agentConfig             // the host owns its keeper, and starts one if it is nil; job, host and spare follow from the rest
+	nodes       node.Config // without Lazy and Probe, which are the same on all hosts
+	start       func(context.Context, node.Config) (control, error)
+	masterPort  bool // reserve a port for the job's meeting point; with several hosts it is one that they can reach
+	environ     func(rank int, control string, m meeting) []string
+	ways        bool           // children of this process may be ways to other hosts
+	unreached   func(host int) // the host's node does not reach another one; with several hosts
 }
 
 // localHost is a hostAgent whose ranks are children of this process.
 type localHost struct {
 	cfg        hostConfig
-	keeper     *keeper.Keeper
 	node       control
 	masterPort int
 	masterFD   int               // that keeps it; -1: none
 	at         agentwire.Address // where the node is until the hosts' addresses are found; with several hosts
-	reach      *reacher          // until then
+	reach      *reacher          // until then; nil: there is one host
 	notes      []string          // for people
 	agent      *agent
 	release    []func() // what to give back at the end, in reverse order
@@ -111,6 +101,10 @@ type localHost struct {
 
 // newLocalHost prepares the host: keeper, bootstrap node, reserved port.
 func newLocalHost(ctx context.Context, cfg hostConfig) (*localHost, error) {
+	n := &cfg.nodes
+	cfg.job, cfg.host = keeper.Job{ID: n.Job, Node: n.Node}, n.Node
+	key, host := n.Key, n.Node
+	n.Lazy, n.Probe = nodeLazy, func(nonce []byte) []byte { return proof(key, host, nonce) }
 	h := &localHost{cfg: cfg, masterFD: -1}
 	if err := h.prepare(ctx); err != nil {
 		h.close()
@@ -119,22 +113,29 @@ func newLocalHost(ctx context.Context, cfg hostConfig) (*localHost, error) {
 	return h, nil
 }
 
-// keeps is the job as the keeper has it.
-func (c *hostConfig) keeps() keeper.Job { return keeper.Job{ID: c.job, Node: c.nodes.Node} }
-
 func (h *localHost) later(f func()) { h.release = append(h.release, f) }
 
 func (h *localHost) prepare(ctx context.Context) error {
-	k, err := h.cfg.keeper, error(nil)
-	if k == nil {
-		if k, err = keeper.Start(h.cfg.keeps()); err != nil {
+	if h.cfg.keeper == nil {
+		k, err := keeper.Start(h.cfg.job)
+		if err != nil {
 			return err
 		}
+		h.cfg.keeper = k
 	}
-	h.keeper = k
-	h.later(k.Stop)
+	h.later(h.cfg.keeper.Stop)
 	h.later(h.leave)
 	return h.settle(ctx)
+}
+
+// reachable prepares the host for being reached at addresses, of which its node has the first. What it has to say of them goes to say.
+func (h *localHost) reachable(addrs []agentwire.Address, say func(*agentwire.Message)) {
+	h.at = addrs[0]
+	if a, err := netip.ParseAddrPort(h.node.Addr()); err == nil {
+		h.at.Port = int(a.Port())
+	}
+	n := &h.cfg.nodes
+	h.reach = &reacher{key: n.Key, host: n.Node, addrs: addrs, at: h.at, from: n.Ports[0], to: n.Ports[1], say: say}
 }
 
 // settle starts the node and reserves the port, at the address of the configuration.
@@ -175,11 +176,9 @@ func (h *localHost) startNode(ctx context.Context) error {
 		if c.Ports[0] == 0 || c.Bind.Port() == 0 || try == portTries || !strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) {
 			return fmt.Errorf("start the bootstrap node: %w", err)
 		}
-		port, err := freePort(c.Bind.Addr(), c.Ports[0], c.Ports[1])
-		if err != nil {
+		if c.Bind, err = freePort(c.Bind.Addr(), c.Ports[0], c.Ports[1]); err != nil {
 			return err
 		}
-		c.Bind = netip.AddrPortFrom(c.Bind.Addr(), port)
 	}
 }
 
@@ -205,11 +204,10 @@ func (h *localHost) move(ctx context.Context, to *agentwire.Move) (agentwire.Nod
 	h.node.Over() // there is nobody to take leave of
 	h.leave()
 	c := &h.cfg.nodes
-	port, err := freePort(on, c.Ports[0], c.Ports[1])
-	if err != nil {
+	if c.Bind, err = freePort(on, c.Ports[0], c.Ports[1]); err != nil {
 		return agentwire.Node{}, err
 	}
-	c.Bind, c.Advertise = netip.AddrPortFrom(on, port), advertise
+	c.Advertise = advertise
 	if err := h.settle(ctx); err != nil {
 		return agentwire.Node{}, err
 	}
@@ -236,26 +234,25 @@ func (h *localHost) meet(m meeting) error {
 	}
 	for i := range h.cfg.ranks {
 		r := &h.cfg.ranks[i]
-		r.env = h.cfg.environ(r.rank, h.cfg.job, h.node.Control(), m)
+		r.env = h.cfg.environ(r.rank, h.node.Control(), m)
 	}
 	if err := h.serveMPI(m); err != nil {
 		return err
 	}
-	var spare map[int]bool
-	if h.cfg.files {
-		spare = map[int]bool{h.keeper.PID(): true}
+	c := h.cfg.agentConfig
+	if c.files {
+		c.spare = map[int]bool{c.keeper.PID(): true}
 	}
-	if h.cfg.ownProcess && h.cfg.ways {
-		spare = map[int]bool{}
+	if c.ownChild && h.cfg.ways {
+		c.spare = map[int]bool{}
 		for _, p := range keeper.Processes() {
-			if p.Parent == os.Getpid() && p.PID != h.keeper.PID() {
-				spare[p.PID] = true
+			if p.Parent == os.Getpid() && p.PID != c.keeper.PID() {
+				c.spare[p.PID] = true
 			}
 		}
 	}
 	var err error
-	h.agent, err = newAgent(agentConfig{ranks: h.cfg.ranks, host: h.cfg.index, events: h.cfg.events, output: h.cfg.output, merge: h.cfg.merge,
-		keeper: h.keeper, ownChild: h.cfg.ownProcess, spare: spare, files: h.cfg.files, job: h.cfg.keeps(), onFork: h.cfg.onFork})
+	h.agent, err = newAgent(c)
 	return err
 }
 

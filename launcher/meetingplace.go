@@ -40,25 +40,20 @@ type nodePlace struct {
 func (r *runner) prepareHere(ctx context.Context, index int, key []byte) error {
 	p := r.plan
 	addrs := r.ownAddrs()
-	at := addrs[0]
-	on, err := netip.ParseAddr(at.IP)
-	var port uint16
+	bind, err := netip.ParseAddr(addrs[0].IP)
+	var at netip.AddrPort
 	if err == nil {
-		port, err = freePort(on, p.Remote.PortFrom, p.Remote.PortTo)
+		at, err = freePort(bind, p.Remote.PortFrom, p.Remote.PortTo)
 	}
 	if err != nil {
 		return &notStarted{[]error{&hostError{p.Hosts[index].Name, err}}}
 	}
-	if _, err := r.prepareLocal(ctx, index, key, netip.AddrPortFrom(on, port)); err != nil {
+	if _, err := r.prepareLocal(ctx, index, key, at); err != nil {
 		return err
 	}
 	r.acct.Hosts[index].Prepared = time.Since(r.acct.Start)
 	h := r.hosts[index].(*localHost)
-	if a, err := netip.ParseAddrPort(h.node.Addr()); err == nil {
-		at.Port = int(a.Port())
-	}
-	h.at = at
-	h.reach = &reacher{key: key, host: index, addrs: addrs, at: at, from: p.Remote.PortFrom, to: p.Remote.PortTo}
+	h.reachable(addrs, nil)
 	h.notes = interfaceNotes(p.environ(&p.Ranks[slices.IndexFunc(p.Ranks, func(pr PlanRank) bool { return pr.Host == index })], nil))
 	return nil
 }

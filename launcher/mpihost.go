@@ -135,7 +135,7 @@ func (h *localHost) serveMPI(m meeting) error {
 			says[rank] = &mpiRank{rank: rank}
 		}
 		w.Say = func(rank int, text string) { says[rank].say(text) }
-		w.Remove = func(path string) { _ = h.keeper.Remove(path) } // if it is gone the watcher knows
+		w.Remove = func(path string) { _ = h.cfg.keeper.Remove(path) } // if it is gone the watcher knows
 		server, err := serve(*w)
 		if err != nil {
 			return err
@@ -157,7 +157,7 @@ func (h *localHost) serveMPI(m meeting) error {
 // mpiWorld is a world as its process manager on this host has it.
 func (h *localHost) mpiWorld(of agentwire.World, m meeting) (*procman.World, error) {
 	nodeOf := h.cfg.nodes.NodeOf
-	w := &procman.World{Job: h.cfg.job, Host: h.cfg.nodes.Node, Hosts: m.mpi.Hosts.Unpack(), Universe: m.mpi.Universe, Interface: m.iface, Exchange: h.node.Exchange}
+	w := &procman.World{Job: h.cfg.job.ID, Host: h.cfg.host, Hosts: m.mpi.Hosts.Unpack(), Universe: m.mpi.Universe, Interface: m.iface, Exchange: h.node.Exchange}
 	for _, run := range of.Runs {
 		if run.First < 0 || run.Ranks < 0 || run.First > len(nodeOf)-run.Ranks {
 			return nil, fmt.Errorf("process manager for %d ranks from %d, of %d", run.Ranks, run.First, len(nodeOf))

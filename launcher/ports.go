@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// freePort is a port of a range that is free now on an address, for TCP and UDP; 0, any, without a range.
-func freePort(on netip.Addr, from, to int) (uint16, error) {
+// freePort is an address with a port of a range that is free now, for TCP and UDP; with 0, any, without a range.
+func freePort(on netip.Addr, from, to int) (netip.AddrPort, error) {
 	if from == 0 {
-		return 0, nil
+		return netip.AddrPortFrom(on, 0), nil
 	}
 	for port := from; port <= to; port++ {
 		at := netip.AddrPortFrom(on, uint16(port))
@@ -23,10 +23,10 @@ func freePort(on netip.Addr, from, to int) (uint16, error) {
 		l.Close()
 		if err == nil {
 			c.Close()
-			return uint16(port), nil
+			return at, nil
 		}
 	}
-	return 0, fmt.Errorf("no port from %d to %d is free on %v (--port-range)", from, to, on)
+	return netip.AddrPort{}, fmt.Errorf("no port from %d to %d is free on %v (--port-range)", from, to, on)
 }
 
 // reservePort takes a port on an address for the job's meeting point (MASTER_PORT) and keeps it from

@@ -127,7 +127,6 @@ type agentServer struct {
 	messages chan *agentwire.Message // closed at the end of the session
 
 	job      *agentwire.Prepare
-	reach    *reacher  // until the ranks start
 	programs []Program // as job.Programs, found on this host
 	dir      string
 	ownDir   bool
@@ -264,23 +263,12 @@ func (s *agentServer) prepare() error {
 	if err != nil {
 		return fmt.Errorf("open /dev/null: %w", err)
 	}
-	cfg := hostConfig{
-		job: j.Job, start: startNode, masterPort: j.MasterPort, ownProcess: true, onFork: s.onFork,
-		environ: s.environ,
-		unreached: func(host int) {
-			if s.inPause() {
-				return
-			}
-			s.mux.Send(&agentwire.Message{Doubt: &agentwire.Doubt{Host: host, Unreached: true}})
-		},
-	}
 	addrs := hostAddrs(j.Bind, j.Reached)
-	at := addrs[0]
-	bind, err := netip.ParseAddr(at.IP)
+	bind, err := netip.ParseAddr(addrs[0].IP)
 	if err != nil {
 		return err
 	}
-	port, err := freePort(bind, j.PortFrom, j.PortTo)
+	at, err := freePort(bind, j.PortFrom, j.PortTo)
 	if err != nil {
 		return err
 	}
@@ -288,8 +276,20 @@ func (s *agentServer) prepare() error {
 	if err != nil {
 		return err
 	}
-	cfg.nodes = node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: netip.AddrPortFrom(bind, port), Ports: [2]int{j.PortFrom, j.PortTo}, Confirm: s.confirm, Lazy: nodeLazy,
-		Probe: func(nonce []byte) []byte { return proof(j.Key, j.Node, nonce) }}
+	s.events = make(chan agentEvent, eventRoom(len(j.Ranks), 1))
+	s.pumps = newPumps(s.mux, j.Timestamp)
+	cfg := hostConfig{
+		agentConfig: agentConfig{events: s.events, output: s.pumps, merge: j.Merge, onFork: s.onFork, ownChild: true, files: s.files.any()},
+		nodes:       node.Config{Job: j.Job, Node: j.Node, NodeOf: nodeOf, Host: j.Host, Key: j.Key, Bind: at, Ports: [2]int{j.PortFrom, j.PortTo}, Confirm: s.confirm},
+		start:       startNode,
+		masterPort:  j.MasterPort,
+		environ:     s.environ,
+		unreached: func(host int) {
+			if !s.inPause() {
+				s.mux.Send(&agentwire.Message{Doubt: &agentwire.Doubt{Host: host, Unreached: true}})
+			}
+		},
+	}
 	var argv []string
 	for i, r := range j.Ranks {
 		if r.Program < 0 || r.Program >= len(s.programs) {
@@ -311,27 +311,18 @@ func (s *agentServer) prepare() error {
 		}
 		cfg.ranks = append(cfg.ranks, ar)
 	}
-	cfg.files = s.files.any()
 	if cfg.keeper, s.files.keeper = s.files.keeper, nil; cfg.keeper == nil {
 		if cfg.keeper, err = keeper.StartIn(keeper.Job{ID: j.Job, Node: j.Node}, s.session); err != nil {
 			return err
 		}
 	}
-	s.events = make(chan agentEvent, eventRoom(len(j.Ranks), 1))
-	s.pumps = newPumps(s.mux, j.Timestamp)
-	cfg.merge = j.Merge
-	cfg.events, cfg.output = s.events, s.pumps
 	ctx, cancel := context.WithTimeout(context.Background(), prepareWait)
 	defer cancel()
 	if s.host, err = newLocalHost(ctx, cfg); err != nil {
 		return err
 	}
-	where := s.host.where()
-	if a, err := netip.ParseAddrPort(where.Addr); err == nil {
-		at.Port = int(a.Port())
-	}
-	s.reach = &reacher{key: j.Key, host: j.Node, addrs: addrs, at: at, from: j.PortFrom, to: j.PortTo, say: s.mux.Send}
-	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Node: where, At: at, Dir: []byte(s.dir), OwnDir: s.ownDir, NoDir: s.noDir,
+	s.host.reachable(addrs, s.mux.Send)
+	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Node: s.host.where(), At: s.host.at, Dir: []byte(s.dir), OwnDir: s.ownDir, NoDir: s.noDir,
 		Notes: s.notes(), Place: s.place, MPI: mpiLibraries(s.programs)}})
 	return nil
 }
@@ -379,9 +370,9 @@ func findHere(p agentwire.Program) (Program, error) {
 }
 
 // environ is the environment of a rank: this login's, what gorun forwards, and the rank's own.
-func (s *agentServer) environ(rank int, job, control string, m meeting) []string {
+func (s *agentServer) environ(rank int, control string, m meeting) []string {
 	i := slices.IndexFunc(s.job.Ranks, func(r agentwire.Rank) bool { return r.Rank == rank })
-	at := launchVars(job, control, m.addr, m.port)
+	at := launchVars(s.job.Job, control, m.addr, m.port)
 	own := s.job.Ranks[i].Env.Unpack()
 	if vars := s.placeEnv[i]; len(vars) > 0 {
 		own = append(vars[:len(vars):len(vars)], without(own, setNames(vars, nil))...)
@@ -468,9 +459,9 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 		s.lost[m.Lose.Host] = true
 		s.mu.Unlock()
 		s.host.lose(m.Lose.Host, m.Lose.Name, m.Lose.Cause)
-	case !started && s.reach.handle(m):
+	case !started && s.host.reach.handle(m):
 	case m.Move != nil && !started:
-		s.reach.close()
+		s.host.reach.close()
 		ctx, cancel := context.WithTimeout(context.Background(), prepareWait)
 		defer cancel()
 		where, err := s.host.move(ctx, m.Move)
@@ -531,7 +522,7 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 }
 
 func (s *agentServer) start(m *agentwire.Start) error {
-	s.reach.close()
+	s.host.reach.close()
 	s.began = time.Now()
 	if err := s.host.meet(meeting{addr: m.MasterAddr, port: m.MasterPort, seeds: m.Seeds, iface: m.Interface, mpi: m.MPI}); err != nil {
 		return err
@@ -687,8 +678,8 @@ wait:
 
 // giveBack leaves the host as it was.
 func (s *agentServer) giveBack() {
-	if s.reach != nil {
-		s.reach.close()
+	if s.host != nil {
+		s.host.reach.close()
 	}
 	s.unstage()
 	if s.files.keeper != nil {

@@ -274,15 +274,15 @@ func (r *runner) prepareLocal(ctx context.Context, index int, key []byte, bind n
 		ranks = append(ranks, ar)
 	}
 	h, err := newLocalHost(ctx, hostConfig{
-		index: index, job: r.acct.Job, start: r.o.start,
-		nodes: node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Ports: [2]int{p.Remote.PortFrom, p.Remote.PortTo}, Confirm: r.confirm, Lazy: nodeLazy,
-			Probe: func(nonce []byte) []byte { return proof(key, index, nonce) }},
+		agentConfig: agentConfig{ranks: ranks, events: r.events, output: r.output, merge: p.Merge, onFork: r.o.onFork, ownChild: r.o.OwnProcess},
+		nodes:       node.Config{Job: r.acct.Job, Node: index, NodeOf: p.nodeOf(), Host: p.Hosts[index].Name, Key: key, Bind: bind, Ports: [2]int{p.Remote.PortFrom, p.Remote.PortTo}, Confirm: r.confirm},
+		start:       r.o.start,
 		// The first rank is on host 0, as hosts are numbered by their first ranks.
-		masterPort: index == p.Ranks[0].Host, ranks: ranks,
-		environ: func(rank int, job, control string, m meeting) []string {
-			return onInterface(p.environ(&p.Ranks[rank], launchVars(job, control, m.addr, m.port)), m.iface)
+		masterPort: index == p.Ranks[0].Host,
+		environ: func(rank int, control string, m meeting) []string {
+			return onInterface(p.environ(&p.Ranks[rank], launchVars(r.acct.Job, control, m.addr, m.port)), m.iface)
 		},
-		events: r.events, output: r.output, merge: p.Merge, ownProcess: r.o.OwnProcess, ways: len(p.Hosts) > 1, onFork: r.o.onFork,
+		ways:      len(p.Hosts) > 1,
 		unreached: func(host int) { r.unreached(index, host) },
 	})
 	if err != nil {
