@@ -89,11 +89,7 @@ func CheckHosts(ctx context.Context, p *Plan, device string, progress func(line 
 }
 
 func checkHosts(ctx context.Context, p *Plan, device string, w way.Way, progress func(line string)) ([]HostCheck, []HostFault, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, nil, fmt.Errorf("find gorun's own program: %w", err)
-	}
-	builds, err := push.NewBuilds(exe)
+	builds, err := ownBuilds()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -158,12 +154,7 @@ func (l *checkLink) end() {
 	}
 	if l.mux != nil {
 		l.calm()
-		l.mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
-		select {
-		case <-l.mux.Done():
-		case <-time.After(farewell):
-		}
-		l.mux.Close()
+		sayBye(context.Background(), l.mux)
 	}
 	if l.session != nil {
 		l.session.Close()
@@ -218,11 +209,8 @@ func (c *checker) look(ctx context.Context, i int) {
 	h.Name = ph.Name
 	l, err := c.open(ctx, i)
 	if err == nil {
-		err = c.ask(ctx, i, l)
-		if err != nil && l.session != nil {
-			if said := lastLines(l.session.Stderr(), 3); len(said) > 0 {
-				err = fmt.Errorf("%w; it said: %s", err, strings.Join(said, " / "))
-			}
+		if err = c.ask(ctx, i, l); err != nil {
+			err = withSaid(err, l.session)
 		}
 	}
 	if err == nil {
@@ -251,7 +239,7 @@ func (c *checker) open(ctx context.Context, i int) (*checkLink, error) {
 	timeout := c.plan.Remote.timeout()
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("no answer within %v (--connect-timeout)", timeout))
 	defer cancel()
-	s, err := push.Open(ctx, c.way, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: c.builds, Progress: c.sending})
+	s, err := push.Open(ctx, c.way, ph.target(), push.Options{Builds: c.builds, Progress: c.sending})
 	if err != nil {
 		return nil, bare(err)
 	}

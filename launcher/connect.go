@@ -79,11 +79,7 @@ func (r *runner) connect(ctx context.Context) (meeting, error) {
 	if err != nil {
 		return meeting{}, err
 	}
-	exe, err := os.Executable()
-	if err != nil {
-		return meeting{}, fmt.Errorf("find gorun's own program: %w", err)
-	}
-	builds, err := push.NewBuilds(exe)
+	builds, err := ownBuilds()
 	if err != nil {
 		return meeting{}, err
 	}
@@ -260,7 +256,7 @@ func (r *runner) sameMachine() error {
 	}
 	ids := make([]string, len(r.hosts))
 	for i, h := range r.plan.Hosts {
-		if rh, ok := r.hosts[i].(*remoteHost); ok {
+		if rh := r.remote(i); rh != nil {
 			ids[i] = rh.prepared.Machine
 		} else if h.Local {
 			ids[i] = machine()
@@ -314,6 +310,28 @@ func (r *runner) wayTo() (way.Way, error) {
 	})
 }
 
+// target is where the way to the host leads.
+func (h *PlanHost) target() way.Target {
+	return way.Target{Name: h.Name, User: h.User, Addr: h.Addr, Port: h.Port}
+}
+
+// ownBuilds are this program's, for other hosts.
+func ownBuilds() (*push.Builds, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find gorun's own program: %w", err)
+	}
+	return push.NewBuilds(exe)
+}
+
+// withSaid is an error of a session, with what the other side has written to stderr.
+func withSaid(err error, s *push.Started) error {
+	if said := lastLines(s.Stderr(), 3); len(said) > 0 {
+		return fmt.Errorf("%w; it said: %s", err, strings.Join(said, " / "))
+	}
+	return err
+}
+
 // timeout is for reaching all hosts.
 func (p *Remote) timeout() time.Duration {
 	return cmp.Or(max(p.ConnectTimeout, 0), DefaultConnectTimeout)
@@ -354,7 +372,7 @@ func (c *connector) open(index int, connected func()) (*remoteHost, error) {
 	ph := &r.plan.Hosts[index]
 	h := &remoteHost{index: index, stdin: r.stdin, size: len(r.plan.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
 		calm: func() {}, gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
-	s, err := push.Open(c.dial, c.way, way.Target{Name: ph.Name, User: ph.User, Addr: ph.Addr, Port: ph.Port}, push.Options{Builds: c.builds, Progress: c.progress})
+	s, err := push.Open(c.dial, c.way, ph.target(), push.Options{Builds: c.builds, Progress: c.progress})
 	if err != nil {
 		return nil, bare(err)
 	}
@@ -367,8 +385,8 @@ func (c *connector) open(index int, connected func()) (*remoteHost, error) {
 			err = own.error
 		} else if why := limit.passed(); why != nil {
 			err = why
-		} else if said := lastLines(s.Stderr(), 3); len(said) > 0 {
-			err = fmt.Errorf("%w; it said: %s", err, strings.Join(said, " / "))
+		} else {
+			err = withSaid(err, s)
 		}
 		if h.mux != nil {
 			h.mux.Close()

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/gorun-dev/gorun/launcher/internal/sshway"
-	"github.com/gorun-dev/gorun/launcher/internal/way"
 )
 
 // Route is the way to a host, as the configuration has it.
@@ -48,7 +47,7 @@ func (p *Plan) FindRoutes(ctx context.Context) {
 		case p.Remote.RSH != "":
 			h.Route = &Route{Command: p.Remote.RSH}
 		default:
-			r, err := client.Route(ctx, way.Target{Name: h.Name, User: h.User, Addr: h.Addr, Port: h.Port})
+			r, err := client.Route(ctx, h.target())
 			if err != nil {
 				h.Route = &Route{Error: bare(err).Error()}
 				continue

@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,18 @@ func (h *heartbeat) beat(now time.Time, quiet bool) (silent time.Duration, stopp
 		h.heard = at
 	}
 	return now.Sub(h.heard), stopped
+}
+
+// sayBye has an agent end, and ends the session when it has, or is slow to, or ctx ends.
+func sayBye(ctx context.Context, mux *agentwire.Mux) {
+	ctx, cancel := context.WithTimeout(ctx, farewell)
+	defer cancel()
+	mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
+	select {
+	case <-mux.Done():
+	case <-ctx.Done():
+	}
+	mux.Close()
 }
 
 // tend keeps the heartbeat of a session in which nobody else does: an agent ends when it does not hear of gorun, however long other hosts take. It calls

@@ -19,9 +19,9 @@ func (r *runner) chooseMPI() (*agentwire.MPI, error) {
 	p := r.plan
 	p.Programs, p.Apps = slices.Clone(p.Programs), slices.Clone(p.Apps)
 	late, told := false, p.MPINotes()
-	for host, h := range r.hosts {
-		rh, ok := h.(*remoteHost)
-		if !ok {
+	for host := range r.hosts {
+		rh := r.remote(host)
+		if rh == nil {
 			continue
 		}
 		on := p.programsOn(host)

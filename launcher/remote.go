@@ -1,6 +1,7 @@
 package launcher
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -582,17 +583,10 @@ func (h *remoteHost) close() {
 	h.ending = true
 	pipes := h.pipes
 	h.mu.Unlock()
-	h.mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
-	t := time.NewTimer(farewell)
-	defer t.Stop()
-	select {
-	case <-h.mux.Done():
-	case <-t.C:
-	}
+	sayBye(context.Background(), h.mux)
 	for _, f := range pipes {
 		f.Close() // a collector may hang
 	}
-	h.mux.Close()
 	h.session.Close()
 	h.threads.Wait()
 }

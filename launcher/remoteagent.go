@@ -423,11 +423,7 @@ func (s *agentServer) run() error {
 			}
 		case <-tick.C:
 			now := time.Now()
-			silent, _ := pulse.beat(now, false)
-			if s.inPause() {
-				pulse.heard, silent = now, 0
-			}
-			if silent > silentAgent || silent > silentAgreed && s.doubting(now) {
+			if silent := s.silence(pulse, now); silent > silentAgent || silent > silentAgreed && s.doubting(now) {
 				s.cutOff.Store(true) // the node may tell the ranks
 				s.endOrphans(orphanGrace)
 				return fmt.Errorf("gorun has been silent for %v", silent.Round(time.Second))
@@ -627,6 +623,15 @@ func (s *agentServer) heard(m *agentwire.Message) {
 	if was := s.paused.Swap(m.Pause != nil); was && m.Pause == nil {
 		s.resumed.Store(time.Now().UnixNano())
 	}
+}
+
+// silence is called every beat: for how long gorun has been silent.
+func (s *agentServer) silence(pulse *heartbeat, now time.Time) time.Duration {
+	silent, _ := pulse.beat(now, false)
+	if s.inPause() {
+		pulse.heard, silent = now, 0
+	}
+	return silent
 }
 
 // inPause reports whether gorun is stopped, or was a moment ago: then nothing follows from silence.

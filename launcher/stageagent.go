@@ -70,12 +70,7 @@ func (s *agentServer) stage() error {
 				stop(errors.New("terminated"))
 			}
 		case <-tick.C:
-			now := time.Now()
-			silent, _ := pulse.beat(now, false)
-			if s.inPause() {
-				pulse.heard, silent = now, 0
-			}
-			if silent > silentAgent {
+			if silent := s.silence(pulse, time.Now()); silent > silentAgent {
 				stop(fmt.Errorf("gorun has been silent for %v", silent.Round(time.Second)))
 			}
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 )
@@ -96,15 +95,7 @@ func (h *remoteHost) supply(ctx context.Context, l *limit, s *staging, items []*
 			sending.Wait()
 			return m, nil
 		default: // the agent gives all back when it hears that its word has come
-			h.mux.Send(&agentwire.Message{Bye: &agentwire.Empty{}})
-			t := time.NewTimer(farewell)
-			select {
-			case <-h.mux.Done():
-			case <-t.C:
-			case <-ctx.Done():
-			}
-			t.Stop()
-			h.mux.Close()
+			sayBye(ctx, h.mux)
 			sending.Wait()
 			return m, nil
 		}

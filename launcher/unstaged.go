@@ -14,8 +14,8 @@ func (r *runner) unstaged() string {
 		return ""
 	}
 	rank := &r.plan.Ranks[r.acct.Cause]
-	h, ok := r.hosts[rank.Host].(*remoteHost)
-	if !ok || h.prepared == nil || !h.prepared.OwnDir || r.plan.Apps[rank.App].Dir != "" {
+	h := r.remote(rank.Host)
+	if h == nil || h.prepared == nil || !h.prepared.OwnDir || r.plan.Apps[rank.App].Dir != "" {
 		return ""
 	}
 	var missing []string
