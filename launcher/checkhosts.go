@@ -419,6 +419,11 @@ func (c *checker) reachAll(ctx context.Context) {
 	} else if err != nil {
 		c.fault(index[0], true, "try again", "%v", err)
 	}
+	c.noteReach(found, index)
+}
+
+// noteReach takes note of the addresses that were found, and of who reaches whom; index has the hosts of those in found.
+func (c *checker) noteReach(found *chooser, index []int) {
 	for n, i := range index {
 		h := &c.hosts[i]
 		k, _ := found.best(n)

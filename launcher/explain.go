@@ -121,8 +121,8 @@ func (p *Plan) writeSurroundings(b *strings.Builder) {
 	}
 }
 
-// writeRank says where a rank runs, and why.
-func (p *Plan) writeRank(b *strings.Builder, r *PlanRank) {
+// writeRankPlace says where a rank runs, and why.
+func (p *Plan) writeRankPlace(b *strings.Builder, r *PlanRank) {
 	h := &p.Hosts[r.Host]
 	if r.Why != "" {
 		fmt.Fprintf(b, "  host %s\n", r.Why)

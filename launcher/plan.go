@@ -623,32 +623,37 @@ func (p *Plan) Write(w io.Writer) error {
 	p.writeMPI(&b)
 	p.Remote.write(&b)
 	fmt.Fprintf(&b, "at launch  %s\n", strings.Join(AtLaunch, " "))
-	for _, r := range p.Ranks {
-		of := ""
-		if len(p.Apps) > 1 {
-			of = fmt.Sprintf("program %d, ", r.App)
-		}
-		fmt.Fprintf(&b, "\nrank %d: %shost %s, local rank %d, device %s\n", r.Rank, of, p.Hosts[r.Host].Name, r.LocalRank, cmp.Or(r.Device, "chosen by the rank"))
-		p.writeRank(&b, &r)
-		fmt.Fprintf(&b, "  argv")
-		for _, a := range r.Argv {
-			b.WriteString(" " + shellQuote(a))
-		}
-		b.WriteString("\n")
-		line := "  env "
-		for _, kv := range r.Env {
-			name, value, _ := strings.Cut(kv, "=")
-			item := " " + name + "=" + shellQuote(value)
-			if len(line)+len(item) > 100 && line != "  env " {
-				b.WriteString(line + "\n")
-				line = "      "
-			}
-			line += item
-		}
-		b.WriteString(line + "\n")
+	for i := range p.Ranks {
+		p.writeRank(&b, &p.Ranks[i])
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeRank prints a rank: where it runs, and with what.
+func (p *Plan) writeRank(b *strings.Builder, r *PlanRank) {
+	of := ""
+	if len(p.Apps) > 1 {
+		of = fmt.Sprintf("program %d, ", r.App)
+	}
+	fmt.Fprintf(b, "\nrank %d: %shost %s, local rank %d, device %s\n", r.Rank, of, p.Hosts[r.Host].Name, r.LocalRank, cmp.Or(r.Device, "chosen by the rank"))
+	p.writeRankPlace(b, r)
+	fmt.Fprintf(b, "  argv")
+	for _, a := range r.Argv {
+		b.WriteString(" " + shellQuote(a))
+	}
+	b.WriteString("\n")
+	line := "  env "
+	for _, kv := range r.Env {
+		name, value, _ := strings.Cut(kv, "=")
+		item := " " + name + "=" + shellQuote(value)
+		if len(line)+len(item) > 100 && line != "  env " {
+			b.WriteString(line + "\n")
+			line = "      "
+		}
+		line += item
+	}
+	b.WriteString(line + "\n")
 }
 
 // writeHosts prints the hosts of a plan that has more than the local one.

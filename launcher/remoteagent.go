@@ -487,34 +487,39 @@ func (s *agentServer) handle(m *agentwire.Message) (done bool, err error) {
 		}
 		s.host.signal(syscall.Signal(m.Signal.Signal), pick)
 	case m.Reap != nil:
-		calm := tend(s.mux, nil, nil) // what is removed may be much
-		defer calm()
-		r := &agentwire.Reaped{Killed: s.host.reap()}
-		for _, k := range s.job.Ranks {
-			if joined, left := s.host.joined(k.Rank); joined {
-				r.Joined = append(r.Joined, agentwire.Joined{Rank: k.Rank, Left: left})
-			}
-		}
-		if s.job.Node == 0 {
-			r.State = s.state()
-		}
-		if s.ownDir {
-			var made []string
-			made, r.NMade = s.files.made()
-			r.Made = agentwire.Pack(made)
-		}
-		s.unstage()
-		s.mux.Send(&agentwire.Message{Reaped: r})
-		s.threads.Go(func() {
-			s.pumps.finish()
-			if c, err := s.mux.Open(agentwire.Header{Kind: agentwire.End}); err == nil {
-				c.Close()
-			}
-		})
+		s.reap()
 	default:
 		return false, errors.New("an order that an agent does not know")
 	}
 	return false, nil
+}
+
+// reap ends what is left of the ranks, and carries the rest of their output.
+func (s *agentServer) reap() {
+	calm := tend(s.mux, nil, nil) // what is removed may be much
+	defer calm()
+	r := &agentwire.Reaped{Killed: s.host.reap()}
+	for _, k := range s.job.Ranks {
+		if joined, left := s.host.joined(k.Rank); joined {
+			r.Joined = append(r.Joined, agentwire.Joined{Rank: k.Rank, Left: left})
+		}
+	}
+	if s.job.Node == 0 {
+		r.State = s.state()
+	}
+	if s.ownDir {
+		var made []string
+		made, r.NMade = s.files.made()
+		r.Made = agentwire.Pack(made)
+	}
+	s.unstage()
+	s.mux.Send(&agentwire.Message{Reaped: r})
+	s.threads.Go(func() {
+		s.pumps.finish()
+		if c, err := s.mux.Open(agentwire.Header{Kind: agentwire.End}); err == nil {
+			c.Close()
+		}
+	})
 }
 
 func (s *agentServer) start(m *agentwire.Start) error {

@@ -136,10 +136,16 @@ func (r *runner) internal(err error) {
 	}
 }
 
-// build builds a program of a plan that names a Go package. A signal ends it.
+// build builds a program, if it is a Go package that was not built. A signal ends it.
 func (r *runner) build(ctx context.Context, p *Program) error {
+	if p.GoDir == "" || p.Path != "" {
+		return nil
+	}
 	start := time.Now()
 	err := r.interruptible(ctx, func(ctx context.Context) error { return p.Build(ctx, r.o.Stderr) })
+	if scratch := p.scratch; scratch != "" {
+		r.series.release = append(r.series.release, func() { os.RemoveAll(scratch) })
+	}
 	if err == nil {
 		r.verbose("built %s in %v", p.GoDir, time.Since(start).Round(time.Millisecond))
 	}
@@ -174,15 +180,7 @@ func (r *runner) prepare(ctx context.Context) error {
 		}
 	}
 	for i := range p.Programs {
-		prog := &p.Programs[i]
-		if prog.GoDir == "" || prog.Path != "" {
-			continue
-		}
-		err := r.build(ctx, prog)
-		if scratch := prog.scratch; scratch != "" {
-			r.series.release = append(r.series.release, func() { os.RemoveAll(scratch) })
-		}
-		if err != nil {
+		if err := r.build(ctx, &p.Programs[i]); err != nil {
 			return err
 		}
 	}
@@ -194,6 +192,40 @@ func (r *runner) prepare(ctx context.Context) error {
 		}
 	}
 	r.events = make(chan agentEvent, eventRoom(len(p.Ranks), len(p.Hosts)))
+	if err := r.prepareStdio(); err != nil {
+		return err
+	}
+	var m meeting
+	var err error
+	if alone {
+		m, err = r.prepareLocal(ctx, 0, nil, netip.AddrPort{})
+		m.addr = loopback.String()
+	} else {
+		m, err = r.connect(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	r.sayPlaces()
+	if m.mpi, err = r.chooseMPI(); err != nil {
+		return err
+	}
+	for i, h := range r.hosts {
+		if len(r.nodes) > 1 {
+			m.iface = r.nodes[i].at.Interface
+		}
+		if err := h.meet(m); err != nil {
+			return err
+		}
+		r.bringing[i] = true
+	}
+	r.forking = len(r.hosts)
+	return nil
+}
+
+// prepareStdio sets up what carries the ranks' input and output.
+func (r *runner) prepareStdio() error {
+	p := r.plan
 	cfg := outputConfig{stdout: r.o.Stdout, stderr: r.o.Stderr, tags: p.TagOutput, stamps: p.Timestamp, merged: p.Merge, filesOnly: p.FilesOnly, midLine: r.series.midLine}
 	if p.OutputDir != "" {
 		if err := r.takeOutputDir(); err != nil {
@@ -228,30 +260,6 @@ func (r *runner) prepare(ctx context.Context) error {
 			<-output.finish()
 		}
 	})
-	var m meeting
-	if alone {
-		m, err = r.prepareLocal(ctx, 0, nil, netip.AddrPort{})
-		m.addr = loopback.String()
-	} else {
-		m, err = r.connect(ctx)
-	}
-	if err != nil {
-		return err
-	}
-	r.sayPlaces()
-	if m.mpi, err = r.chooseMPI(); err != nil {
-		return err
-	}
-	for i, h := range r.hosts {
-		if len(r.nodes) > 1 {
-			m.iface = r.nodes[i].at.Interface
-		}
-		if err := h.meet(m); err != nil {
-			return err
-		}
-		r.bringing[i] = true
-	}
-	r.forking = len(r.hosts)
 	return nil
 }
 

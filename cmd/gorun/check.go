@@ -252,9 +252,7 @@ func (q *checkRequest) show(r *checkReport, io stdio) error {
 	r.eachFault(func(_ string, f launcher.HostFault) { r.OK = r.OK && !f.Stops })
 	var err error
 	if q.json {
-		e := json.NewEncoder(io.out)
-		e.SetIndent("", "  ")
-		err = e.Encode(r)
+		err = encoder(io.out).Encode(r)
 	} else {
 		_, err = io.out.Write([]byte(r.text(q.verbose)))
 	}

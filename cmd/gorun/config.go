@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 
@@ -142,8 +141,7 @@ func showConfig(q *request, io stdio) error {
 	}
 	settings := launcher.Origins(sources...)
 	if q.json {
-		e := json.NewEncoder(io.out)
-		e.SetIndent("", "  ")
+		e := encoder(io.out)
 		e.SetEscapeHTML(false)
 		shown := struct {
 			Settings    []launcher.Origin `json:"settings"`

@@ -36,7 +36,12 @@ type flagDef struct {
 // flagDefs are the options of a job that have a flag, and what concerns the launch alone.
 var flagDefs = append(jobFlags(), []flagDef{
 	{names: []string{"-f", "--job"}, arg: "FILE", help: "take the job from a TOML file (also: gorun FILE.toml)",
-		set: func(q *request, v string) error { q.file = v; return notEmpty("--job", v) }},
+		set: func(q *request, v string) error {
+			if q.file = v; v == "" {
+				return usagef("--job: its value is empty (an unset variable?)")
+			}
+			return nil
+		}},
 	{names: []string{"--dry-run"}, help: "print what would be started, and start nothing",
 		set: func(q *request, v string) error { q.dryRun = true; return nil }},
 	{names: []string{"--json"}, help: "with --dry-run: print it in JSON",
@@ -64,14 +69,6 @@ func jobFlags() []flagDef {
 
 func usagef(format string, args ...any) error {
 	return &launcher.UsageError{Msg: fmt.Sprintf(format, args...)}
-}
-
-// notEmpty refuses the value of a variable that is not set.
-func notEmpty(flag, value string) error {
-	if value == "" {
-		return usagef("%s: its value is empty (an unset variable?)", flag)
-	}
-	return nil
 }
 
 // parse takes a launch command line apart: flags up to the program, then the program's own arguments. Further programs follow behind

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/gorun-dev/gorun/launcher"
@@ -227,12 +228,7 @@ What ranks of MPI programs get beside these: help mpi.
 
 // isSet reports whether gorun sets the variable for each rank.
 func isSet(name string) bool {
-	for _, v := range rankenv.Vars {
-		if v.Name == name && v.By != rankenv.ByUser {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(rankenv.Vars, func(v rankenv.Var) bool { return v.Name == name && v.By != rankenv.ByUser })
 }
 
 const hostsHelp = `Ranks run on this host, or on the hosts that are given in one of these ways:

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,9 +62,7 @@ func launchIf(args []string, io stdio, refuse func(*launcher.Plan) error) int {
 		defer cancel()
 		plan.FindRoutes(ctx)
 		if q.json {
-			e := json.NewEncoder(io.out)
-			e.SetIndent("", "  ")
-			err = e.Encode(plan)
+			err = encoder(io.out).Encode(plan)
 		} else {
 			err = plan.Write(io.out)
 		}
@@ -466,6 +465,13 @@ func show(io stdio, text string) int {
 		return fail(io, fmt.Errorf("write stdout: %w", err))
 	}
 	return launcher.ExitOK
+}
+
+// encoder writes JSON for people, too.
+func encoder(w io.Writer) *json.Encoder {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e
 }
 
 // fail prints an error and returns the exit code for it.

@@ -4,6 +4,7 @@ package main
 import (
 	"os"
 	"os/signal"
+	"slices"
 
 	"github.com/gorun-dev/gorun/launcher"
 )
@@ -48,12 +49,8 @@ func run(args []string, io stdio) int {
 	if len(args) > 0 && args[0] == "agent" {
 		return agent(args[1:], io)
 	}
-	if len(args) > 0 {
-		for _, word := range subcommands {
-			if args[0] == word {
-				return runCommand(args, io)
-			}
-		}
+	if len(args) > 0 && slices.Contains(subcommands, args[0]) {
+		return runCommand(args, io)
 	}
 	return launch(args, io)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -105,7 +106,10 @@ type login struct {
 	unusable  []string // identity files that are there but cannot be used, and why
 	encrypted []string // those of them that need a passphrase
 	agentErr  error
-	agentConn net.Conn // nil without an agent; closed when the handshake is over
+	agentConn net.Conn     // nil without an agent; closed when the handshake is over
+	held      []ssh.Signer // by the agent
+	comments  []string     // of these
+	used      []bool       // these are among signers
 
 	methods []string // what the server allows
 }
@@ -115,99 +119,97 @@ type login struct {
 // was named comes before whatever else an agent holds. ctx bounds each word with the agent, which may ask its user.
 func newLogin(ctx context.Context, files *keyFiles, o *options) *login {
 	l := &login{o: o}
-	var held []ssh.Signer // by the agent
-	var comments []string
 	if o.agent != "" {
-		held, comments, l.agentErr = l.askAgent(ctx)
+		l.held, l.comments, l.agentErr = l.askAgent(ctx)
 	}
-	used := make([]bool, len(held))
-	add := func(s ssh.Signer, what string) {
-		l.signers = append(l.signers, s)
-		l.offered = append(l.offered, what)
-	}
-	fromAgent := func(pub ssh.PublicKey, what string) bool {
-		if pub == nil {
-			return false
-		}
-		for i, s := range held {
-			if bytes.Equal(s.PublicKey().Marshal(), pub.Marshal()) {
-				if !used[i] {
-					used[i] = true
-					add(s, what+" (held by the agent)")
-				}
-				return true
-			}
-		}
-		return false
-	}
+	l.used = make([]bool, len(l.held))
 	var certs []*ssh.Certificate
 	for _, file := range o.certificates {
 		if c := readCertificate(file); c != nil {
 			certs = append(certs, c)
 		}
 	}
-	identity := func(file string) {
-		f := files.load(file)
-		mine := certs
-		if c := readCertificate(file + "-cert.pub"); c != nil {
-			mine = append(mine[:len(mine):len(mine)], c)
-		}
-		// A certificate goes before its bare key.
-		for _, c := range mine {
-			if f.public == nil || !bytes.Equal(c.Key.Marshal(), f.public.Marshal()) {
-				continue
-			}
-			what := file + " with certificate " + c.KeyId
-			if fromAgent(c, what) {
-				continue
-			}
-			base := f.signer
-			if base == nil {
-				for _, s := range held {
-					if bytes.Equal(s.PublicKey().Marshal(), f.public.Marshal()) {
-						base = s
-					}
-				}
-			}
-			if base == nil {
-				continue
-			}
-			if s, err := ssh.NewCertSigner(c, base); err == nil {
-				add(s, what)
-			}
-		}
-		switch {
-		case fromAgent(f.public, file):
-		case f.signer != nil:
-			add(f.signer, file)
-		case f.err == errEncrypted:
-			l.encrypted = append(l.encrypted, file)
-			l.unusable = append(l.unusable, file+" ("+f.err.Error()+")")
-		case f.there:
-			l.unusable = append(l.unusable, fmt.Sprintf("%s (%v)", file, f.err))
-		case o.explicit:
-			l.unusable = append(l.unusable, file+" (not there)")
+	identities := func() {
+		for _, file := range o.identities {
+			l.addIdentity(file, files.load(file), certs)
 		}
 	}
 	if o.explicit {
-		for _, file := range o.identities {
-			identity(file)
-		}
+		identities()
 	}
 	if !o.identitiesOnly {
-		for i, s := range held {
-			if !used[i] {
-				used[i] = true
-				add(s, "the agent's "+strings.TrimSpace(s.PublicKey().Type()+" "+comments[i]))
+		for i, s := range l.held {
+			if !l.used[i] {
+				l.used[i] = true
+				l.add(s, "the agent's "+strings.TrimSpace(s.PublicKey().Type()+" "+l.comments[i]))
 			}
 		}
 	}
 	if !o.explicit {
-		for _, file := range o.identities {
-			identity(file)
-		}
+		identities()
 	}
 	return l
+}
+
+func (l *login) add(s ssh.Signer, what string) {
+	l.signers = append(l.signers, s)
+	l.offered = append(l.offered, what)
+}
+
+// inAgent is the index of a key that the agent holds, -1 if it does not.
+func (l *login) inAgent(pub ssh.PublicKey) int {
+	return slices.IndexFunc(l.held, func(s ssh.Signer) bool {
+		return pub != nil && bytes.Equal(s.PublicKey().Marshal(), pub.Marshal())
+	})
+}
+
+// addHeld adds a key, once, if the agent holds it, and reports whether it does.
+func (l *login) addHeld(pub ssh.PublicKey, what string) bool {
+	i := l.inAgent(pub)
+	if i >= 0 && !l.used[i] {
+		l.used[i] = true
+		l.add(l.held[i], what+" (held by the agent)")
+	}
+	return i >= 0
+}
+
+// addIdentity adds what an identity file gave, with those of some certificates that are for it and its own.
+func (l *login) addIdentity(file string, f *keyFile, certs []*ssh.Certificate) {
+	if c := readCertificate(file + "-cert.pub"); c != nil {
+		certs = append(certs[:len(certs):len(certs)], c)
+	}
+	// A certificate goes before its bare key.
+	for _, c := range certs {
+		if f.public == nil || !bytes.Equal(c.Key.Marshal(), f.public.Marshal()) {
+			continue
+		}
+		what := file + " with certificate " + c.KeyId
+		if l.addHeld(c, what) {
+			continue
+		}
+		base := f.signer
+		if i := l.inAgent(f.public); base == nil && i >= 0 {
+			base = l.held[i]
+		}
+		if base == nil {
+			continue
+		}
+		if s, err := ssh.NewCertSigner(c, base); err == nil {
+			l.add(s, what)
+		}
+	}
+	switch {
+	case l.addHeld(f.public, file):
+	case f.signer != nil:
+		l.add(f.signer, file)
+	case f.there:
+		if f.err == errEncrypted {
+			l.encrypted = append(l.encrypted, file)
+		}
+		l.unusable = append(l.unusable, fmt.Sprintf("%s (%v)", file, f.err))
+	case l.o.explicit:
+		l.unusable = append(l.unusable, file+" (not there)")
+	}
 }
 
 func (l *login) askAgent(ctx context.Context) (signers []ssh.Signer, comments []string, err error) {
