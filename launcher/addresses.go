@@ -247,32 +247,8 @@ func bareBridge(links map[int]ifLink, index int) bool {
 	return true
 }
 
-// probers answer probes at the addresses of this host at which nothing else does.
-type probers struct{ all []*prober }
-
-// listen answers at addresses, each with the port where it is answered or why it is not; the first one is answered already.
-func (p *probers) listen(key []byte, host int, addrs []agentwire.Address, from, to int) []agentwire.Address {
-	out := slices.Clone(addrs)
-	for i := range out {
-		a := &out[i]
-		if i == 0 || a.Port != 0 {
-			continue
-		}
-		if a.Bind != "" { // what answers at the address behind it answers here, too
-			for k := range out {
-				if out[k].IP == a.Bind {
-					a.Port, a.Err = out[k].Port, out[k].Err
-				}
-			}
-			continue
-		}
-		p.all = append(p.all, answerAt(key, host, a, from, to).all...)
-	}
-	return out
-}
-
-// answerAt answers at one address, and enters the port or the error.
-func answerAt(key []byte, host int, a *agentwire.Address, from, to int) *probers {
+// answerAt answers probes at an address of this host, and enters the port; or the error, and is nil.
+func answerAt(key []byte, host int, a *agentwire.Address, from, to int) *prober {
 	ip, err := netip.ParseAddr(a.IP)
 	var one *prober
 	if err == nil {
@@ -280,17 +256,10 @@ func answerAt(key []byte, host int, a *agentwire.Address, from, to int) *probers
 	}
 	if err != nil {
 		a.Err = err.Error()
-		return &probers{}
+		return nil
 	}
-	a.Port = int(one.tcp.Addr().(*net.TCPAddr).Port)
-	return &probers{[]*prober{one}}
-}
-
-func (p *probers) close() {
-	for _, one := range p.all {
-		one.close()
-	}
-	p.all = nil
+	a.Port = one.tcp.Addr().(*net.TCPAddr).Port
+	return one
 }
 
 // hostPort is an address at which a host answers.

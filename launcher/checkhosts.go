@@ -143,14 +143,14 @@ type checkLink struct {
 	session *push.Started
 	mux     *agentwire.Mux
 	calm    func()   // ends its heartbeat; nil without mux
-	probers *probers // of this host
+	prober  *prober  // of this host
 	reach   *reacher // of this host
 }
 
 func (l *checkLink) end() {
 	if l.reach != nil {
 		l.reach.close()
-		l.probers.close()
+		l.prober.close()
 	}
 	if l.mux != nil {
 		l.calm()
@@ -365,7 +365,7 @@ func (c *checker) local() {
 			c.fault(i, true, "free ports of it, or give another range", "%s", h.at.Err)
 			continue
 		}
-		c.links[i] = &checkLink{probers: p, reach: &reacher{key: c.key, host: i, addrs: addrs, at: h.at, from: from, to: to}}
+		c.links[i] = &checkLink{prober: p, reach: &reacher{key: c.key, host: i, addrs: addrs, at: h.at, from: from, to: to}}
 	}
 }
 

@@ -162,7 +162,7 @@ type reacher struct {
 	mu      sync.Mutex // guards the rest
 	closed  bool
 	cancel  []context.CancelFunc
-	probers probers
+	probers []*prober
 	wait    sync.WaitGroup
 }
 
@@ -191,6 +191,7 @@ func (r *reacher) handle(m *agentwire.Message) bool {
 	return true
 }
 
+// listen answers at all addresses of the host, each with the port where it is answered or why it is not. The first one is answered already.
 func (r *reacher) listen() []agentwire.Address {
 	addrs := slices.DeleteFunc(slices.Clone(r.addrs), func(a agentwire.Address) bool { return a.IP == r.at.IP })
 	addrs = slices.Insert(addrs, 0, r.at)
@@ -199,7 +200,21 @@ func (r *reacher) listen() []agentwire.Address {
 	if r.closed {
 		return addrs
 	}
-	return r.probers.listen(r.key, r.host, addrs, r.from, r.to)
+	for i := 1; i < len(addrs); i++ {
+		a := &addrs[i]
+		switch {
+		case a.Port != 0:
+		case a.Bind == "":
+			r.probers = append(r.probers, answerAt(r.key, r.host, a, r.from, r.to))
+		default: // what answers at the address behind it answers here, too
+			for _, o := range addrs {
+				if o.IP == a.Bind {
+					a.Port, a.Err = o.Port, o.Err
+				}
+			}
+		}
+	}
+	return addrs
 }
 
 // close ends all that handle has begun. It may be called again.
@@ -211,5 +226,8 @@ func (r *reacher) close() {
 	}
 	r.mu.Unlock()
 	r.wait.Wait()
-	r.probers.close()
+	for _, p := range r.probers {
+		p.close()
+	}
+	r.probers = nil
 }

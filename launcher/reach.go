@@ -77,7 +77,11 @@ func newProber(key []byte, host int, on netip.Addr, from, to int) (*prober, erro
 	return nil, fmt.Errorf("listen on %v: %w", on, bareNet(why))
 }
 
+// close ends it. p may be nil.
 func (p *prober) close() {
+	if p == nil {
+		return
+	}
 	p.end()
 	p.tcp.Close()
 	p.udp.Close()
