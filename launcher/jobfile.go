@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"slices"
@@ -44,20 +45,31 @@ func keysOf(table string) []string {
 			keys = append(keys, k.key)
 		}
 		return keys
-	case "app":
-		return append(keysOfApp(), "env")
 	case "nccl", "mccl":
 		return ncclKeys(table)
 	}
 	var keys []string
-	for _, o := range JobOptions {
-		for _, at := range []string{o.Key, o.Also} {
-			if t, key, _ := strings.Cut(at, "."); t == table {
-				keys = append(keys, key)
+	for key := range optionsOf(table) {
+		keys = append(keys, key)
+	}
+	if table == "app" {
+		keys = append(keys, "env")
+	}
+	return keys
+}
+
+// optionsOf are the options that a table of a job file may have, by their keys, also those of earlier versions.
+func optionsOf(table string) iter.Seq2[string, *Option] {
+	return func(yield func(string, *Option) bool) {
+		for i := range JobOptions {
+			o := &JobOptions[i]
+			for _, at := range []string{o.Key, o.Also} {
+				if t, key, _ := strings.Cut(at, "."); key != "" && (t == table || table == "app" && o.App) && !yield(key, o) {
+					return
+				}
 			}
 		}
 	}
-	return keys
 }
 
 // jobHints are for keys that a job file has under another name.
@@ -363,26 +375,12 @@ func (d *jobDecoder) tables(v any, name string) []map[string]any {
 	return nil
 }
 
-// keysOfApp are the options of an app, as keys of its table.
-func keysOfApp() []string {
-	var keys []string
-	for _, o := range JobOptions {
-		if _, key, ok := strings.Cut(o.Key, "."); ok && o.App {
-			keys = append(keys, key)
-		}
-	}
-	return keys
-}
-
 func (d *jobDecoder) apps(j *Job, v any) {
 	for i, t := range d.tables(v, "app") {
 		table := []string{"app", strconv.Itoa(i)}
 		var of Job
-		for k := range JobOptions {
-			o := &JobOptions[k]
-			if _, key, ok := strings.Cut(o.Key, "."); ok && o.App {
-				d.option(&of, o, t, table[0], table[1], key)
-			}
+		for key, o := range optionsOf("app") {
+			d.option(&of, o, t, table[0], table[1], key)
 		}
 		if e, there := t["env"]; there {
 			at := append(slices.Clone(table), "env")

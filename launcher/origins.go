@@ -179,9 +179,8 @@ func explainApps(s *Source) []Origin {
 	for i, a := range s.Job.Apps {
 		of := a.job()
 		prefix := fmt.Sprintf("app.%d.", i)
-		for k := range JobOptions {
-			o := &JobOptions[k]
-			if _, key, ok := strings.Cut(o.Key, "."); ok && o.App && len(o.values(&of)) > 0 {
+		for key, o := range optionsOf("app") {
+			if len(o.values(&of)) > 0 {
 				out = append(out, explainOption(o, prefix+key, &of, s))
 			}
 		}

@@ -21,12 +21,8 @@ func JobSchema() []byte {
 	}
 	for _, table := range []string{"job", "output", "launch"} {
 		keys := map[string]any{}
-		for _, o := range JobOptions {
-			for _, at := range []string{o.Key, o.Also} {
-				if t, key, _ := strings.Cut(at, "."); t == table {
-					keys[key] = o.schema()
-				}
-			}
+		for key, o := range optionsOf(table) {
+			keys[key] = o.schema()
 		}
 		tables[table] = object(keys)
 	}
@@ -85,10 +81,8 @@ func described(s map[string]any, text string) map[string]any {
 
 func appSchema(variables map[string]any) map[string]any {
 	keys := map[string]any{"env": described(maps.Clone(variables), "variables for its ranks, beside [env]")}
-	for _, o := range JobOptions {
-		if _, key, ok := strings.Cut(o.Key, "."); ok && o.App {
-			keys[key] = o.schema()
-		}
+	for key, o := range optionsOf("app") {
+		keys[key] = o.schema()
 	}
 	return object(keys, "np", "program")
 }
