@@ -29,10 +29,9 @@ type agentConfig struct {
 	job      keeper.Job
 }
 
-// rankOutput takes the read ends of ranks' pipes, and closes them. One that it returns an error for stays the caller's.
+// rankOutput takes the read ends of the pipes that are ranks' stdout, or stderr, and closes them. One that it returns an error for stays the caller's.
 type rankOutput interface {
-	addOut(rank, fd int) error
-	addErr(rank, fd int) error
+	add(rank int, stderr bool, fd int) error
 }
 
 // agentRank is one process to start.
@@ -360,7 +359,7 @@ func (a *agent) forkOne(i int) error {
 // end is reported only if all of it succeeded. errR is -1 if there is none.
 func (a *agent) watchRank(i, pidfd, outR, errR int) error {
 	rank := a.cfg.ranks[i].rank
-	if err := a.cfg.output.addOut(rank, outR); err != nil {
+	if err := a.cfg.output.add(rank, false, outR); err != nil {
 		unix.Close(outR)
 		if errR >= 0 {
 			unix.Close(errR)
@@ -368,7 +367,7 @@ func (a *agent) watchRank(i, pidfd, outR, errR int) error {
 		return err
 	}
 	if errR >= 0 {
-		if err := a.cfg.output.addErr(rank, errR); err != nil {
+		if err := a.cfg.output.add(rank, true, errR); err != nil {
 			unix.Close(errR)
 			return err
 		}

@@ -57,8 +57,12 @@ func outputFileError(err error) error {
 	return err
 }
 
-// of is a rank's file, nil without one.
-func (f *outputFiles) of(list []*os.File, rank int) *os.File {
+// of is the file of a rank's stdout, or stderr, nil without one.
+func (f *outputFiles) of(rank int, stderr bool) *os.File {
+	list := f.out
+	if stderr {
+		list = f.err
+	}
 	if rank >= len(list) {
 		return nil
 	}

@@ -51,41 +51,20 @@ func newOutputs(cfg outputConfig, ranks int, sinkErr func(error)) (*outputs, err
 	return o, nil
 }
 
-// addOut gives the read end of a rank's stdout to the collector, which closes it at its end. After an error it stays the caller's.
-func (o *outputs) addOut(rank, fd int) error { return o.addStdout(rank, fd, o.cfg.stamps) }
+// add gives the read end of a rank's stdout or stderr to its collector, which closes it at its end. After an error it stays the caller's.
+func (o *outputs) add(rank int, stderr bool, fd int) error {
+	return o.addStream(rank, stderr, fd, o.cfg.stamps)
+}
 
-// addErr is addOut for stderr.
-func (o *outputs) addErr(rank, fd int) error { return o.addStderr(rank, fd, o.cfg.stamps) }
-
-func (o *outputs) addStdout(rank, fd int, stamp bool) error {
-	s := o.stream(rank, fd, o.cfg.stdout, stamp)
+// addStream is add. What agents on other hosts send they have stamped, if it is to be.
+func (o *outputs) addStream(rank int, stderr bool, fd int, stamp bool) error {
+	s, to := &stream{rank: rank, fd: fd, sink: o.cfg.stdout, fileErr: o.fileErr}, o.out
+	if stderr {
+		s.sink, to = o.cfg.stderr, o.err
+	}
 	if o.cfg.files != nil {
-		s.file = o.cfg.files.of(o.cfg.files.out, rank)
+		s.file = o.cfg.files.of(rank, stderr)
 	}
-	if o.cfg.merged {
-		o.keepTail(s)
-	}
-	return o.out.add(s)
-}
-
-func (o *outputs) addStderr(rank, fd int, stamp bool) error {
-	s := o.stream(rank, fd, o.cfg.stderr, stamp)
-	if o.cfg.files != nil {
-		s.file = o.cfg.files.of(o.cfg.files.err, rank)
-	}
-	o.keepTail(s)
-	return o.err.add(s)
-}
-
-func (o *outputs) keepTail(s *stream) {
-	s.keepTail = true
-	o.mu.Lock()
-	o.tails[s.rank] = s
-	o.mu.Unlock()
-}
-
-func (o *outputs) stream(rank, fd int, sink io.Writer, stamp bool) *stream {
-	s := &stream{rank: rank, fd: fd, sink: sink, fileErr: o.fileErr}
 	if o.cfg.filesOnly {
 		s.sink = nil
 	}
@@ -95,14 +74,13 @@ func (o *outputs) stream(rank, fd int, sink io.Writer, stamp bool) *stream {
 	if stamp {
 		s.stamp = &stamper{}
 	}
-	return s
+	if s.keepTail = stderr || o.cfg.merged; s.keepTail {
+		o.mu.Lock()
+		o.tails[rank] = s
+		o.mu.Unlock()
+	}
+	return to.add(s)
 }
-
-// stampedOutput is outputs for what agents on other hosts have stamped, if it is to be.
-type stampedOutput struct{ *outputs }
-
-func (o stampedOutput) addOut(rank, fd int) error { return o.addStdout(rank, fd, false) }
-func (o stampedOutput) addErr(rank, fd int) error { return o.addStderr(rank, fd, false) }
 
 // notice shows a line of gorun's own between the lines of the ranks.
 func (o *outputs) notice(line string) {

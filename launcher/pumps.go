@@ -25,15 +25,11 @@ type pumps struct {
 
 func newPumps(m *agentwire.Mux, stamps bool) *pumps { return &pumps{mux: m, stamps: stamps} }
 
-func (p *pumps) addOut(rank, fd int) error {
-	return p.add(agentwire.Header{Kind: agentwire.Stdout, Rank: rank}, fd)
-}
-
-func (p *pumps) addErr(rank, fd int) error {
-	return p.add(agentwire.Header{Kind: agentwire.Stderr, Rank: rank}, fd)
-}
-
-func (p *pumps) add(h agentwire.Header, fd int) error {
+func (p *pumps) add(rank int, stderr bool, fd int) error {
+	h := agentwire.Header{Kind: agentwire.Stdout, Rank: rank}
+	if stderr {
+		h.Kind = agentwire.Stderr
+	}
 	if err := unix.SetNonblock(fd, true); err != nil { // our end alone
 		return err
 	}

@@ -457,10 +457,6 @@ func (h *remoteHost) carry() {
 			}
 			return
 		}
-		add := stampedOutput{h.output}.addOut
-		if head.Kind == agentwire.Stderr {
-			add = stampedOutput{h.output}.addErr
-		}
 		if seen[head] || head.Kind != agentwire.Stdout && head.Kind != agentwire.Stderr || !slices.Contains(h.ranks, head.Rank) {
 			conn.Close()
 			h.lost(fmt.Errorf("its agent opens a stream of rank %d that there cannot be", head.Rank))
@@ -469,7 +465,7 @@ func (h *remoteHost) carry() {
 		seen[head] = true
 		r, w, err := pipe()
 		if err == nil {
-			if err = add(head.Rank, r); err != nil {
+			if err = h.output.addStream(head.Rank, head.Kind == agentwire.Stderr, r, false); err != nil {
 				unix.Close(r)
 				unix.Close(w)
 			}

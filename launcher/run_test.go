@@ -440,7 +440,7 @@ func TestSignalWhileDraining(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := output.addOut(0, from); err != nil {
+			if err := output.add(0, false, from); err != nil {
 				t.Fatal(err)
 			}
 			unix.Write(to, []byte("all of it\n"))
