@@ -15,7 +15,7 @@ func onInterface(env []string, name string) []string {
 		return env
 	}
 	has := func(v string) bool { return slices.ContainsFunc(env, func(kv string) bool { return isVar(kv, v) }) }
-	if !has("NCCL_SOCKET_IFNAME") && !ncclConfigured(env, "NCCL_SOCKET_IFNAME") {
+	if !has("NCCL_SOCKET_IFNAME") && !ncclHasInterface(env) {
 		env = append(env, "NCCL_SOCKET_IFNAME=="+name) // "=": this one, not all whose names begin like it
 	}
 	if !has("MCCL_SOCKET_IFNAME") {
@@ -27,8 +27,8 @@ func onInterface(env []string, name string) []string {
 	return env
 }
 
-// ncclConfigured reports whether a file that NCCL reads sets a variable, which one in the environment would override.
-func ncclConfigured(env []string, name string) bool {
+// ncclHasInterface reports whether a file that NCCL reads sets NCCL_SOCKET_IFNAME, which one in the environment would override.
+func ncclHasInterface(env []string) bool {
 	files := []string{"/etc/nccl.conf"}
 	if own := getenv(env, "NCCL_CONF_FILE"); own != "" {
 		files = append(files, own)
@@ -37,7 +37,7 @@ func ncclConfigured(env []string, name string) bool {
 	}
 	for _, file := range files {
 		for line := range strings.Lines(string(beginning(file))) {
-			if key, value, ok := strings.Cut(line, "="); ok && strings.TrimSpace(key) == name && strings.TrimSpace(value) != "" {
+			if key, value, ok := strings.Cut(line, "="); ok && strings.TrimSpace(key) == "NCCL_SOCKET_IFNAME" && strings.TrimSpace(value) != "" {
 				return true
 			}
 		}

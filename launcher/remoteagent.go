@@ -22,6 +22,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap/node"
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+	"github.com/gorun-dev/gorun/launcher/internal/placement"
 	"github.com/gorun-dev/gorun/launcher/internal/push"
 )
 
@@ -290,26 +291,8 @@ func (s *agentServer) prepare() error {
 			}
 		},
 	}
-	var argv []string
-	for i, r := range j.Ranks {
-		if r.Program < 0 || r.Program >= len(s.programs) {
-			return fmt.Errorf("rank %d runs program %d of %d", r.Rank, r.Program, len(s.programs))
-		}
-		if len(r.Argv) > 0 {
-			argv = r.Argv.Unpack()
-		} else if argv == nil {
-			return fmt.Errorf("rank %d has no arguments, not even its program's name", r.Rank)
-		}
-		ar := agentRank{rank: r.Rank, path: s.programs[r.Program].Path, argv: argv, dir: s.dirOf(&r), stdin: null, cpus: placed.Ranks[i].CPUs}
-		s.placeEnv = append(s.placeEnv, placeVars(placed.Ranks[i], r.Env.Unpack()))
-		if slices.Contains(j.Stdin, r.Rank) {
-			p, fd, err := newStdinPipe()
-			if err != nil {
-				return err
-			}
-			s.stdin[r.Rank], s.readFD[r.Rank], ar.stdin = p, fd, fd
-		}
-		cfg.ranks = append(cfg.ranks, ar)
+	if cfg.ranks, err = s.ranks(placed, null); err != nil {
+		return err
 	}
 	if cfg.keeper, s.files.keeper = s.files.keeper, nil; cfg.keeper == nil {
 		if cfg.keeper, err = keeper.StartIn(keeper.Job{ID: j.Job, Node: j.Node}, s.session); err != nil {
@@ -325,6 +308,34 @@ func (s *agentServer) prepare() error {
 	s.mux.Send(&agentwire.Message{Prepared: &agentwire.Prepared{Machine: machine(), Node: s.host.where(), At: s.host.at, Dir: []byte(s.dir), OwnDir: s.ownDir, NoDir: s.noDir,
 		Notes: s.notes(), Place: s.place, MPI: mpiLibraries(s.programs)}})
 	return nil
+}
+
+// ranks are the processes to start, with the pipes of those that read input; the others read null.
+func (s *agentServer) ranks(placed placement.Placement, null int) ([]agentRank, error) {
+	j := s.job
+	var ranks []agentRank
+	var argv []string
+	for i, r := range j.Ranks {
+		if r.Program < 0 || r.Program >= len(s.programs) {
+			return nil, fmt.Errorf("rank %d runs program %d of %d", r.Rank, r.Program, len(s.programs))
+		}
+		if len(r.Argv) > 0 {
+			argv = r.Argv.Unpack()
+		} else if argv == nil {
+			return nil, fmt.Errorf("rank %d has no arguments, not even its program's name", r.Rank)
+		}
+		ar := agentRank{rank: r.Rank, path: s.programs[r.Program].Path, argv: argv, dir: s.dirOf(&r), stdin: null, cpus: placed.Ranks[i].CPUs}
+		s.placeEnv = append(s.placeEnv, placeVars(placed.Ranks[i], r.Env.Unpack()))
+		if slices.Contains(j.Stdin, r.Rank) {
+			p, fd, err := newStdinPipe()
+			if err != nil {
+				return nil, err
+			}
+			s.stdin[r.Rank], s.readFD[r.Rank], ar.stdin = p, fd, fd
+		}
+		ranks = append(ranks, ar)
+	}
+	return ranks, nil
 }
 
 // machine tells this machine from others, and a container from the machine that it runs on.

@@ -74,9 +74,10 @@ func (p *stdinPipe) hasReader() bool {
 }
 
 // control calls f with the descriptor, unless it is closed.
-func (p *stdinPipe) control(f func(fd int)) bool {
-	raw, err := p.file.SyscallConn()
-	return err == nil && raw.Control(func(fd uintptr) { f(int(fd)) }) == nil
+func (p *stdinPipe) control(f func(fd int)) {
+	if raw, err := p.file.SyscallConn(); err == nil {
+		raw.Control(func(fd uintptr) { f(int(fd)) })
+	}
 }
 
 // empty reports whether the rank has read all that was written.

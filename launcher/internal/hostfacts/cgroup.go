@@ -74,21 +74,21 @@ func (h host) oomKills() (n int, ok bool) {
 	g := h.groups()
 	if group, there := g[""]; there {
 		if all := h.files("", group, "memory.events"); len(all) > 0 {
-			return field(all[0], "oom_kill")
+			return oomKill(all[0])
 		}
 	}
 	if group, there := g["memory"]; there {
 		if all := h.files("memory", group, "memory.oom_control"); len(all) > 0 {
-			return field(all[0], "oom_kill")
+			return oomKill(all[0])
 		}
 	}
-	return field(h.text("proc/vmstat"), "oom_kill")
+	return oomKill(h.text("proc/vmstat"))
 }
 
-// field is the number behind a name at the start of a line.
-func field(text, name string) (n int, ok bool) {
+// oomKill is the number behind oom_kill in a file of counts.
+func oomKill(text string) (n int, ok bool) {
 	for line := range strings.Lines(text) {
-		if f := strings.Fields(line); len(f) == 2 && f[0] == name {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == "oom_kill" {
 			n, err := strconv.Atoi(f[1])
 			return n, err == nil
 		}
