@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -262,7 +263,7 @@ func (p *Program) build(ctx context.Context, w io.Writer, arch string) (string, 
 		}
 		return fail(err)
 	}
-	if archOf(out) == "" { // the archive that go build makes of a package that is not main
+	if !bytes.HasPrefix(beginning(out), []byte(elf.ELFMAG)) { // the archive that go build makes of a package that is not main
 		return "", &StartError{Code: ExitCannotRun, Msg: "build " + p.Name + ": not a main package"}
 	}
 	return out, nil
