@@ -109,6 +109,6 @@ func (t *scaleTask) Step() (bool, error) {
 	if t.acc == nil {
 		t.acc = make([]byte, accSize)
 	}
-	reduceScaled(t.typ, t.scalar[:], [][]byte{t.recv.Bytes()}, [][]byte{t.send.Bytes()}, t.acc)
+	reduce(t.typ, Sum, 1, t.scalar[:], [][]byte{t.recv.Bytes()}, [][]byte{t.send.Bytes()}, t.acc)
 	return true, nil
 }

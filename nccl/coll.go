@@ -524,14 +524,14 @@ func (t *collTask) work() bool {
 // fold combines all members' parts, srcs by rank, into every dst.
 func (t *collTask) fold(dsts, srcs [][]byte) {
 	h := t.h
-	if t.call.Red <= Avg {
-		reduce(t.call.Type, t.call.Red, h.n, dsts, srcs, h.acc)
-		return
+	var scalars []uint64
+	if t.call.Red > Avg {
+		scalars = h.scalars
+		for r := range scalars {
+			scalars[r] = h.seg.slot(r, h.ops)[slotScalar]
+		}
 	}
-	for r := range h.n {
-		h.scalars[r] = h.seg.slot(r, h.ops)[slotScalar]
-	}
-	reduceScaled(t.call.Type, h.scalars, dsts, srcs, h.acc)
+	reduce(t.call.Type, t.call.Red, h.n, scalars, dsts, srcs, h.acc)
 }
 
 // reduce combines bytes [lo,hi) of all sends into those recvs that the call has: in all-reduce everybody's, in reduce root's.

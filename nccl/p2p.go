@@ -6,6 +6,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/cuda"
 )
 
@@ -389,10 +390,8 @@ func (t *p2pTask) late() error {
 		if m.state == messageDone || p == h.rank {
 			continue
 		}
-		if re := h.c.job.RankErr(h.c.ranks[p]); re != nil && (h.links == nil || h.links.silent(p)) {
-			if err := h.c.ended(p, re); err != nil {
-				return err
-			}
+		if err := h.absent(p, bootstrap.Record{}); err != nil {
+			return err
 		}
 		n, closed := h.peerClosed(p)
 		if !closed {

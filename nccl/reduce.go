@@ -10,33 +10,50 @@ import (
 const accSize = 8 << 10
 
 // reduce combines srcs in their order and writes the result to every dst; all have the same length. The first dst may be one
-// of srcs, exactly. acc is scratch of accSize bytes. n is the divisor of Avg.
-func reduce(t cuda.DType, op RedOp, n int, dsts, srcs [][]byte, acc []byte) {
+// of srcs, exactly. acc is scratch of accSize bytes. n is the divisor of Avg. With scalars, elements in the low bytes, it is the sum of srcs, each times
+// its scalar, whatever op is.
+func reduce(t cuda.DType, op RedOp, n int, scalars []uint64, dsts, srcs [][]byte, acc []byte) {
 	switch t {
 	case cuda.Int8DType:
-		reduceNumeric[int8](op, n, dsts, srcs, acc)
+		numeric[int8](op, n, scalars, dsts, srcs, acc)
 	case cuda.Uint8DType:
-		reduceNumeric[uint8](op, n, dsts, srcs, acc)
+		numeric[uint8](op, n, scalars, dsts, srcs, acc)
 	case cuda.Int32DType:
-		reduceNumeric[int32](op, n, dsts, srcs, acc)
+		numeric[int32](op, n, scalars, dsts, srcs, acc)
 	case cuda.Uint32DType:
-		reduceNumeric[uint32](op, n, dsts, srcs, acc)
+		numeric[uint32](op, n, scalars, dsts, srcs, acc)
 	case cuda.Int64DType:
-		reduceNumeric[int64](op, n, dsts, srcs, acc)
+		numeric[int64](op, n, scalars, dsts, srcs, acc)
 	case cuda.Uint64DType:
-		reduceNumeric[uint64](op, n, dsts, srcs, acc)
+		numeric[uint64](op, n, scalars, dsts, srcs, acc)
 	case cuda.Float32DType:
-		reduceNumeric[float32](op, n, dsts, srcs, acc)
+		numeric[float32](op, n, scalars, dsts, srcs, acc)
 	case cuda.Float64DType:
-		reduceNumeric[float64](op, n, dsts, srcs, acc)
+		numeric[float64](op, n, scalars, dsts, srcs, acc)
 	case cuda.Float16DType:
-		reduceSmall(op, n, dsts, srcs, acc, cuda.Float16.Float32, cuda.Float16FromFloat32)
+		small(op, n, scalars, dsts, srcs, acc, cuda.Float16.Float32, cuda.Float16FromFloat32)
 	case cuda.BFloat16DType:
-		reduceSmall(op, n, dsts, srcs, acc, cuda.BFloat16.Float32, cuda.BFloat16FromFloat32)
+		small(op, n, scalars, dsts, srcs, acc, cuda.BFloat16.Float32, cuda.BFloat16FromFloat32)
 	case cuda.F8E4M3DType:
-		reduceSmall(op, n, dsts, srcs, acc, cuda.F8E4M3.Float32, cuda.F8E4M3FromFloat32)
+		small(op, n, scalars, dsts, srcs, acc, cuda.F8E4M3.Float32, cuda.F8E4M3FromFloat32)
 	case cuda.F8E5M2DType:
-		reduceSmall(op, n, dsts, srcs, acc, cuda.F8E5M2.Float32, cuda.F8E5M2FromFloat32)
+		small(op, n, scalars, dsts, srcs, acc, cuda.F8E5M2.Float32, cuda.F8E5M2FromFloat32)
+	}
+}
+
+func numeric[T cuda.Numeric](op RedOp, n int, scalars []uint64, dsts, srcs [][]byte, acc []byte) {
+	if scalars != nil {
+		scaledNumeric[T](scalars, dsts, srcs, acc)
+	} else {
+		reduceNumeric[T](op, n, dsts, srcs, acc)
+	}
+}
+
+func small[T any](op RedOp, n int, scalars []uint64, dsts, srcs [][]byte, acc []byte, decode func(T) float32, encode func(float32) T) {
+	if scalars != nil {
+		scaledSmall(scalars, dsts, srcs, acc, decode, encode)
+	} else {
+		reduceSmall(op, n, dsts, srcs, acc, decode, encode)
 	}
 }
 

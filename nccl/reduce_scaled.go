@@ -6,36 +6,6 @@ import (
 	"github.com/gorun-dev/gorun/cuda"
 )
 
-// reduceScaled writes the sum of srcs, each times its scalar, to every dst; otherwise as reduce. scalars are elements in the low bytes.
-func reduceScaled(t cuda.DType, scalars []uint64, dsts, srcs [][]byte, acc []byte) {
-	switch t {
-	case cuda.Int8DType:
-		scaledNumeric[int8](scalars, dsts, srcs, acc)
-	case cuda.Uint8DType:
-		scaledNumeric[uint8](scalars, dsts, srcs, acc)
-	case cuda.Int32DType:
-		scaledNumeric[int32](scalars, dsts, srcs, acc)
-	case cuda.Uint32DType:
-		scaledNumeric[uint32](scalars, dsts, srcs, acc)
-	case cuda.Int64DType:
-		scaledNumeric[int64](scalars, dsts, srcs, acc)
-	case cuda.Uint64DType:
-		scaledNumeric[uint64](scalars, dsts, srcs, acc)
-	case cuda.Float32DType:
-		scaledNumeric[float32](scalars, dsts, srcs, acc)
-	case cuda.Float64DType:
-		scaledNumeric[float64](scalars, dsts, srcs, acc)
-	case cuda.Float16DType:
-		scaledSmall(scalars, dsts, srcs, acc, cuda.Float16.Float32, cuda.Float16FromFloat32)
-	case cuda.BFloat16DType:
-		scaledSmall(scalars, dsts, srcs, acc, cuda.BFloat16.Float32, cuda.BFloat16FromFloat32)
-	case cuda.F8E4M3DType:
-		scaledSmall(scalars, dsts, srcs, acc, cuda.F8E4M3.Float32, cuda.F8E4M3FromFloat32)
-	case cuda.F8E5M2DType:
-		scaledSmall(scalars, dsts, srcs, acc, cuda.F8E5M2.Float32, cuda.F8E5M2FromFloat32)
-	}
-}
-
 func scalarOf[T any](bits uint64) T { return *(*T)(unsafe.Pointer(&bits)) }
 
 func scaledNumeric[T cuda.Numeric](scalars []uint64, dsts, srcs [][]byte, acc []byte) {

@@ -231,15 +231,20 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 	if err == nil {
 		return all, nil
 	}
+	return nil, c.errorf(what, c.meetFailure(ctx, err))
+}
+
+// meetFailure is what the end of a meeting with err means: the communicator's failure, where that led to it. ctx is the meeting's.
+func (c *Comm) meetFailure(ctx context.Context, err error) error {
 	if told, ok := errors.AsType[contradicted](context.Cause(ctx)); ok {
-		return nil, c.errorf(what, told.error)
+		return told.error
 	}
 	// What ended the communicator comes before what that led to: a member that told why it failed, and then left, or gave up its wait. Its word may be on its way.
 	if ctx.Err() == nil {
 		_, gaveUp := errors.AsType[*bootstrap.GaveUpError](err)
 		for end := time.Now().Add(leaveWait); ; time.Sleep(time.Millisecond) {
 			if told := c.usable(); told != nil {
-				return nil, c.errorf(what, told)
+				return told
 			}
 			if !gaveUp || ctx.Err() != nil || time.Now().After(end) {
 				break
@@ -254,15 +259,15 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 					h.links.awaitLastWords(r)
 				}
 				if told := c.usable(); told != nil {
-					return nil, c.errorf(what, told)
+					return told
 				}
 				if failure := c.ended(r, re); failure != nil {
-					return nil, c.errorf(what, c.fail(failure, true, false))
+					return c.fail(failure, true, false)
 				}
 			}
 		}
 	}
-	return nil, c.errorf(what, err)
+	return err
 }
 
 // Replay is one launch of a captured graph that uses the communicator.
