@@ -203,44 +203,26 @@ func finishGorun(v vars, e *Env) error {
 	}
 	e.Device = v["GORUN_DEVICE"]
 	e.Control = v["GORUN_CONTROL"]
-	var err error
-	if e.Restart, _, err = v.number([]string{"GORUN_RESTART"}); err != nil {
-		return err
-	}
-	if e.CPUShare, _, err = v.number([]string{"GORUN_CPU_SHARE"}); err != nil {
-		return err
-	}
-	if e.App, _, err = v.number([]string{"GORUN_APP"}); err != nil {
-		return err
-	}
 	e.GPU = v["JAX_LOCAL_DEVICE_IDS"]
+	if err := v.numbers(field{"GORUN_RESTART", &e.Restart}, field{"GORUN_CPU_SHARE", &e.CPUShare}, field{"GORUN_APP", &e.App}); err != nil {
+		return err
+	}
 	return finishElastic(v, e)
 }
 
 func finishTorch(v vars, e *Env) error {
-	var err error
-	if e.Restart, _, err = v.number([]string{"TORCHELASTIC_RESTART_COUNT"}); err != nil {
+	if err := v.numbers(field{"TORCHELASTIC_RESTART_COUNT", &e.Restart}); err != nil {
 		return err
 	}
 	return finishElastic(v, e)
 }
 
 func finishElastic(v vars, e *Env) error {
-	var err error
-	if e.Restarts, _, err = v.number([]string{"TORCHELASTIC_MAX_RESTARTS"}); err != nil {
-		return err
+	e.RunID, e.MasterAddr = v["TORCHELASTIC_RUN_ID"], v["MASTER_ADDR"]
+	err := v.numbers(field{"TORCHELASTIC_MAX_RESTARTS", &e.Restarts}, field{"MASTER_PORT", &e.MasterPort})
+	if err == nil && e.MasterPort > 65535 {
+		err = fmt.Errorf("MASTER_PORT=%d: not a port", e.MasterPort)
 	}
-	e.RunID = v["TORCHELASTIC_RUN_ID"]
-	return readMaster(v, e)
-}
-
-func readMaster(v vars, e *Env) error {
-	e.MasterAddr = v["MASTER_ADDR"]
-	port, _, err := v.number([]string{"MASTER_PORT"})
-	if err == nil && port > 65535 {
-		err = fmt.Errorf("MASTER_PORT=%d: not a port", port)
-	}
-	e.MasterPort = port
 	return err
 }
 
@@ -327,6 +309,22 @@ func (v vars) number(names []string) (int, bool, error) {
 		return 0, true, fmt.Errorf("%s=%q: not a number from 0 to %d", name, v[name], maxRanks)
 	}
 	return n, true, nil
+}
+
+// field is a variable and where its number goes.
+type field struct {
+	name string
+	to   *int
+}
+
+// numbers reads variables; one that is not set is 0.
+func (v vars) numbers(fields ...field) (err error) {
+	for _, f := range fields {
+		if *f.to, _, err = v.number([]string{f.name}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func parseCount(s string) (int, error) {

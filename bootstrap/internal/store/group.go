@@ -77,16 +77,12 @@ func (g *generation) missing() []int {
 	return ranks
 }
 
-func (s *Store) gather(rank int, id uint64, q *Request, done func(Reply)) {
-	fail := func(err *Error) { s.reply(done, Reply{Err: err}) }
-
+// groupOf is the group of a rank's request, and the rank's place in it. One that a member has with other ranks is no group for anybody any more.
+func (s *Store) groupOf(rank int, q *Request) (g *group, member int, err *Error) {
 	key := groupKey{q.Name, q.Opening}
-	g := s.groups[key]
-	if g == nil {
-		var err *Error
+	if g = s.groups[key]; g == nil {
 		if g, err = s.newGroup(key, rank, q.Ranks); err != nil {
-			fail(err)
-			return
+			return nil, 0, err
 		}
 		s.groups[key] = g
 	}
@@ -98,15 +94,23 @@ func (s *Store) gather(rank int, id uint64, q *Request, done func(Reply)) {
 		}
 	}
 	if g.conflict != nil {
-		fail(g.conflict)
-		return
+		return nil, 0, g.conflict
 	}
 	member, ok := g.member(rank)
 	if !ok {
-		fail(refused("group %q: rank %d is not in it", q.Name, rank))
+		return nil, 0, refused("group %q: rank %d is not in it", q.Name, rank)
+	}
+	return g, member, nil
+}
+
+// gather is a member's part in a meeting of its group.
+func (s *Store) gather(rank int, id uint64, q *Request, done func(Reply)) {
+	fail := func(err *Error) { s.reply(done, Reply{Err: err}) }
+	g, member, err := s.groupOf(rank, q)
+	if err != nil {
+		fail(err)
 		return
 	}
-
 	gen := g.gens[q.Gen]
 	if gen == nil {
 		gen = &generation{
