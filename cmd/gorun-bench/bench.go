@@ -312,7 +312,7 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 	elem := cuda.DTypeOf[T]().Size()
 	p.count = min(m.send[0].Len(), m.recv[0].Len())
 	p.size = uint64(max(m.send[0].Len(), m.recv[0].Len()) * elem)
-	enqueue, perCall, most := func(i int) error { return c.issue(i, b.stream) }, 1, b.n
+	u := burst{b, func(i int) error { return c.issue(i, b.stream) }, 1, b.n}
 	if s.captured {
 		g, failed := c.capture(ctx, b.perGraph)
 		if failed != nil {
@@ -320,7 +320,7 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 		}
 		defer func() { err = errors.Join(err, b.release(ctx, c.s, g)) }()
 		p.mode, p.reason = modesOf(g), g.Calls()[0].Reason
-		enqueue, perCall, most = func(int) error { return g.Launch(b.stream) }, b.perGraph, b.launches
+		u = burst{b, func(int) error { return g.Launch(b.stream) }, b.perGraph, b.launches}
 	}
 	// In place, the next call works on the last one's result; zeros stay zeros, and no number becomes one that is slow to add.
 	for _, part := range slices.Concat(m.send, m.recv) {
@@ -328,61 +328,11 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 			return p, err
 		}
 	}
-	// Nothing but the calls and one wait is timed, as in nccl-tests.
-	timed := func(n int) (us, enqueued float64, err error) {
-		start := time.Now()
-		for i := range n {
-			if err := enqueue(i); err != nil {
-				return 0, 0, err
-			}
-		}
-		enqueued = float64(time.Since(start).Nanoseconds()) / 1e3 / float64(n*perCall)
-		err = b.stream.Synchronize(ctx)
-		return float64(time.Since(start).Nanoseconds()) / 1e3 / float64(n*perCall), enqueued, err
-	}
-	atMost := func(n int, us float64) (int, error) { return b.atMost(ctx, n, us*float64(perCall)) }
-	// The first call connects the ranks; those after it say how long one takes.
-	if _, _, err := timed(1); err != nil {
+	if err := u.measure(ctx, &p); err != nil {
 		return p, err
-	}
-	guess, _, err := timed(1)
-	if err != nil {
-		return p, err
-	}
-	warmUp, err := atMost(b.warmUp, guess)
-	if err != nil {
-		return p, err
-	}
-	if guess, _, err = timed(warmUp); err != nil {
-		return p, err
-	}
-	if p.n, err = atMost(most, guess); err != nil {
-		return p, err
-	}
-	mine := make([]float64, 2*b.rounds) // times, then what was enqueueing in them
-	for i := range b.rounds {
-		if err := b.job.Barrier(ctx); err != nil {
-			return p, err
-		}
-		if _, _, err := timed(1); err != nil { // brings the ranks closer together than the barrier
-			return p, err
-		}
-		if mine[i], mine[b.rounds+i], err = timed(p.n); err != nil {
-			return p, err
-		}
-	}
-	rounds, err := b.gather(ctx, mine)
-	if err != nil {
-		return p, err
-	}
-	for _, r := range rounds[:b.rounds] {
-		p.us = append(p.us, mean(r))
-	}
-	for _, r := range rounds[b.rounds:] {
-		p.enqueue = append(p.enqueue, slices.Max(r))
 	}
 	if b.check {
-		if p.wrong, err = checkCall(ctx, c, func() error { return enqueue(0) }); err != nil {
+		if p.wrong, err = checkCall(ctx, c, func() error { return u.enqueue(0) }); err != nil {
 			return p, err
 		}
 		p.checked = true
@@ -392,6 +342,75 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 		}
 	}
 	return p, nil
+}
+
+// burst is what is timed: calls, or launches, one behind the other.
+type burst struct {
+	b       *bencher
+	enqueue func(i int) error
+	perCall int // calls in what enqueue enqueues
+	most    int // of it in a round
+}
+
+// time enqueues n and waits for all: µs a call, and those of them until all were enqueued. Nothing else is timed, as in nccl-tests.
+func (u *burst) time(ctx context.Context, n int) (us, enqueued float64, err error) {
+	start := time.Now()
+	for i := range n {
+		if err := u.enqueue(i); err != nil {
+			return 0, 0, err
+		}
+	}
+	perCall := func() float64 { return float64(time.Since(start).Nanoseconds()) / 1e3 / float64(n*u.perCall) }
+	enqueued = perCall()
+	err = u.b.stream.Synchronize(ctx)
+	return perCall(), enqueued, err
+}
+
+// measure warms up and times the rounds of a point.
+func (u *burst) measure(ctx context.Context, p *point) error {
+	b := u.b
+	atMost := func(n int, us float64) (int, error) { return b.atMost(ctx, n, us*float64(u.perCall)) }
+	// The first call connects the ranks; those after it say how long one takes.
+	if _, _, err := u.time(ctx, 1); err != nil {
+		return err
+	}
+	guess, _, err := u.time(ctx, 1)
+	if err != nil {
+		return err
+	}
+	warmUp, err := atMost(b.warmUp, guess)
+	if err != nil {
+		return err
+	}
+	if guess, _, err = u.time(ctx, warmUp); err != nil {
+		return err
+	}
+	if p.n, err = atMost(u.most, guess); err != nil {
+		return err
+	}
+	mine := make([]float64, 2*b.rounds) // times, then what was enqueueing in them
+	for i := range b.rounds {
+		if err := b.job.Barrier(ctx); err != nil {
+			return err
+		}
+		if _, _, err := u.time(ctx, 1); err != nil { // brings the ranks closer together than the barrier
+			return err
+		}
+		if mine[i], mine[b.rounds+i], err = u.time(ctx, p.n); err != nil {
+			return err
+		}
+	}
+	rounds, err := b.gather(ctx, mine)
+	if err != nil {
+		return err
+	}
+	for _, r := range rounds[:b.rounds] {
+		p.us = append(p.us, mean(r))
+	}
+	for _, r := range rounds[b.rounds:] {
+		p.enqueue = append(p.enqueue, slices.Max(r))
+	}
+	return nil
 }
 
 // modesOf names the modes of a graph's calls, each once.
