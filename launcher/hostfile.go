@@ -16,7 +16,7 @@ const maxHostfile = 16 << 20
 func ReadHostfile(name string) ([]Host, error) {
 	data, err := files.Read(name, maxHostfile)
 	if err != nil {
-		return nil, usagef("hostfile %s: %s", name, files.Reason(err))
+		return nil, flagf("--hostfile", "%s: %s", name, files.Reason(err))
 	}
 	return DecodeHostfile(name, data)
 }

@@ -54,14 +54,14 @@ func TestDecodeHostfileErrors(t *testing.T) {
 		}
 	}
 	// A device that never ends is not read to its end.
-	if _, err := ReadHostfile("/dev/zero"); err == nil || err.Error() != "hostfile /dev/zero: more than 16384 KiB" {
+	if _, err := ReadHostfile("/dev/zero"); err == nil || err.Error() != "--hostfile /dev/zero: more than 16384 KiB" {
 		t.Errorf("got %v", err)
 	}
 	if _, err := ReadJobFile("/dev/zero"); err == nil || err.Error() != "job file /dev/zero: more than 16384 KiB" {
 		t.Errorf("got %v", err)
 	}
 	_, err := ReadHostfile("/nonexistent/hosts")
-	if want := "hostfile /nonexistent/hosts: no such file or directory"; err == nil || err.Error() != want {
+	if want := "--hostfile /nonexistent/hosts: no such file or directory"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }

@@ -67,12 +67,12 @@ func validate(file string, io stdio) error {
 	if err != nil {
 		return err
 	}
+	sources := []launcher.Source{ofFile: {Job: job, Places: places}}
 	if job.Hostfile != "" {
 		if _, err := launcher.ReadHostfile(job.Hostfile); err != nil {
-			return err
+			return hintBeside(placed(err, job, sources), job, file)
 		}
 	}
-	sources := []launcher.Source{ofFile: {Job: job, Places: places}}
 	var refused error
 	for _, i := range launcher.FindIdle(mayBeAway(job), sources...) {
 		switch {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gorun-dev/gorun/launcher"
@@ -102,6 +104,38 @@ func hintJobFile(err error, program string) error {
 		return err
 	}
 	return &launcher.StartError{Code: s.Code, Msg: fmt.Sprintf("run %s: it seems to be a job file; say gorun -f %s", program, program)}
+}
+
+// hintBeside adds to the error for a relative path that is not there that it is beside the job file.
+func hintBeside(err error, job launcher.Job, file string) error {
+	dir := filepath.Dir(file)
+	if file == "" || dir == "." {
+		return err
+	}
+	names := append(slices.Clone(job.Stage), job.Hostfile)
+	for _, name := range job.Programs() {
+		if strings.Contains(name, "/") { // else it is looked up in PATH
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		if name == "" || filepath.IsAbs(name) || !strings.Contains(err.Error(), " "+name+": ") {
+			continue
+		}
+		_, here := os.Stat(name)
+		_, there := os.Stat(filepath.Join(dir, name))
+		if here == nil || there != nil {
+			continue
+		}
+		hint := "paths are relative to the directory in which gorun is started: cd " + dir
+		if s, ok := errors.AsType[*launcher.StartError](err); ok {
+			return &launcher.StartError{Code: s.Code, Msg: s.Error() + "; " + hint}
+		}
+		if u, ok := errors.AsType[*launcher.UsageError](err); ok && u.Hint == "" {
+			return &launcher.UsageError{Flag: u.Flag, Msg: u.Msg, Hint: hint}
+		}
+	}
+	return err
 }
 
 // hasJob reports whether a file has a table that makes it a job file, near its beginning.

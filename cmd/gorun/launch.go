@@ -45,7 +45,7 @@ func launchIf(args []string, io stdio, refuse func(*launcher.Plan) error) int {
 	}
 	plan, err := planOf(job, io, q.verbose)
 	if err != nil {
-		return fail(io, placed(err, job, sources))
+		return fail(io, hintBeside(placed(err, job, sources), job, q.jobFile()))
 	}
 	if refuse != nil {
 		if err := refuse(plan); err != nil {
@@ -383,14 +383,22 @@ const (
 	ofFile // may be missing
 )
 
+// jobFile is the job file, given by --job or in place of the program, "" without one.
+func (q *request) jobFile() string {
+	if q.file == "" && len(q.rest) > 0 && isJobFile(q.rest[0]) {
+		return q.rest[0]
+	}
+	return q.file
+}
+
 // sourcesOf are the places that say something about the job, the strongest first: flags, environment, job file.
 func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Source, error) {
 	job := q.job
 	rest := q.rest
 	var more []string // arguments behind a job file
-	file := q.file
-	if file == "" && len(rest) > 0 && isJobFile(rest[0]) {
-		file, more, rest = rest[0], rest[1:], nil
+	file := q.jobFile()
+	if file != q.file {
+		more, rest = rest[1:], nil
 	}
 	if len(job.Apps) > 0 && file == "" && isJobFile(job.Apps[0].Program) {
 		return nil, usagef("%s is a job file: its programs are in it ([[app]]), and ':' separates programs of the command line", job.Apps[0].Program)
