@@ -33,8 +33,9 @@
 //
 // Neither notices a peer's end or calls that differ: the stream just never gets ready. So every rank's calls stand in a ledger that its
 // peers read: at some calls of a run, before a wait says that all is done, and while anything is enqueued. A contradiction, a death or an early Close
-// aborts the communicator on all its members, at most a second later, and every wait for a stream that has its operations returns the cause. A Send or
-// Recv is in no ledger: where one does not meet its other end, waits end by their contexts.
+// aborts the communicator on all its members, at most a second later, and every wait for a stream that has its operations returns the cause. A Send and
+// its Recv are compared when both are there. One whose other end does not come may only be late: waits for it end by their contexts, or when the peer
+// closes or ends.
 //
 // # For libraries
 //
