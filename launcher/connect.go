@@ -494,20 +494,24 @@ func (c *connector) prepare(h *remoteHost, limit *limit) error {
 func (c *connector) offer(h *remoteHost, limit *limit, programs []int) (items []*item, at []int, err error) {
 	ctx, stop := context.WithCancelCause(c.ctx)
 	var watch sync.WaitGroup
+	var ended error
 	watch.Go(func() {
 		select {
 		case <-ctx.Done():
 		case <-h.mux.Done():
-			err := limit.passed() // it was ended by us
-			if err == nil {
-				err = &refused{h.lastWord()}
+			if ended = limit.passed(); ended == nil { // else it was ended by us
+				ended = &refused{h.lastWord()}
 			}
-			stop(err)
+			stop(ended)
 		}
 	})
-	defer watch.Wait()
-	defer stop(nil)
-	return c.files.offer(ctx, h.session.Arch, programs)
+	items, at, err = c.files.offer(ctx, h.session.Arch, programs)
+	stop(nil)
+	watch.Wait()
+	if err == nil {
+		err = ended // its last word is read: nobody hears it again
+	}
+	return items, at, err
 }
 
 // refused is what an agent itself says of why it does not take part.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
+	"github.com/gorun-dev/gorun/launcher/internal/push"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
 )
 
@@ -94,6 +95,45 @@ func TestAgentEndsBeforeItPrepares(t *testing.T) {
 				t.Errorf("reason %s, %q, want %s, %q", acct.Reason, acct.Error, ReasonNotStarted, c.want)
 			}
 		})
+	}
+}
+
+// What an agent says at its end is told once, also where gorun is ready just then.
+func TestLastWordIsHeard(t *testing.T) {
+	s, err := newStaging(t.Context(), &Plan{}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.end()
+	c := &connector{ctx: t.Context(), files: s}
+	for i := range 100 {
+		near, far := net.Pipe()
+		go func() {
+			defer far.Close()
+			if mux, err := agentwire.Accept(far); err == nil {
+				mux.Send(&agentwire.Message{AgentFailed: &agentwire.Text{Text: "the keeper died"}})
+				mux.Flush(time.Minute)
+				mux.Close()
+			}
+		}()
+		mux, err := agentwire.Dial(near)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-mux.Done()
+		limit := newLimit(t.Context(), func() {})
+		_, _, err = c.offer(&remoteHost{mux: mux, session: &push.Started{}}, limit, nil)
+		if err == nil { // the next one reads it
+			var m *agentwire.Message
+			if m, err = mux.Receive(); err == nil {
+				err = errors.New(m.AgentFailed.Text)
+			}
+		}
+		if err.Error() != "the keeper died" {
+			t.Errorf("%d: got error %v", i, err)
+		}
+		limit.end()
+		mux.Close()
 	}
 }
 

@@ -98,7 +98,7 @@ func (p *poller) wait(events []unix.EpollEvent, ms int) (n int, err error) {
 	return n, err
 }
 
-// keepThread makes the waiter hold its thread from here on: with much to do, the runtime's poller would be rung for
+// keepThread makes the waiter hold its thread from here on: with much to do, the runtime's poller would be woken for
 // every event, too. To be called by the goroutine that waits.
 func (p *poller) keepThread() {
 	if p.file != nil {

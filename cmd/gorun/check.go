@@ -157,10 +157,14 @@ func (q *checkRequest) valid(npSet bool) error {
 }
 
 // job is what the check is for: the job file's, and what flags and variables say.
-func (q *checkRequest) job() (launcher.Job, error) {
+func (q *checkRequest) job() (launcher.Job, []launcher.Source, error) {
 	job := q.launch.job
 	job.NP, job.Device = q.np, q.device
-	return jobOf(&request{job: job, file: q.file}, os.LookupEnv)
+	sources, err := countedOf(&request{job: job, file: q.file}, os.LookupEnv)
+	if err != nil {
+		return job, nil, err
+	}
+	return merge(sources), sources, nil
 }
 
 // ranks is how many ranks the check starts.
@@ -208,14 +212,14 @@ type hostLink struct {
 
 // host is gorun check without --registration.
 func (q *checkRequest) host(io stdio) error {
-	job, err := q.job()
+	job, sources, err := q.job()
 	if err != nil {
 		return err
 	}
 	if q.file != "" {
 		_, err := planOf(job, io, false)
 		if _, missing := errors.AsType[*launcher.StartError](err); err != nil && !missing { // that is among the faults
-			return err
+			return hintBeside(placed(err, job, sources), job, q.file)
 		}
 	}
 	hosts, err := q.hosts(job, io)
@@ -322,7 +326,7 @@ func (r *checkReport) eachFault(f func(where string, fault launcher.HostFault)) 
 
 // registered is gorun check --registration. gorun-bench's rank 0 writes the table.
 func (q *checkRequest) registered(io stdio) error {
-	job, err := q.job()
+	job, _, err := q.job()
 	if err != nil {
 		return err
 	}

@@ -109,7 +109,7 @@ func unplanned(job launcher.Job, sources []launcher.Source) error {
 	var err error
 	if job.Hostfile != "" {
 		if f.Hostfile, err = launcher.ReadHostfile(job.Hostfile); err != nil {
-			return err
+			return placed(err, job, sources)
 		}
 	}
 	if len(job.Hosts) == 0 && job.Hostfile == "" {

@@ -269,15 +269,6 @@ func untilEnd(io stdio, acct *launcher.Account, bound time.Duration, do func()) 
 	}
 }
 
-// jobOf puts together what flags, environment and job file ask for.
-func jobOf(q *request, lookup func(string) (string, bool)) (launcher.Job, error) {
-	sources, err := countedOf(q, lookup)
-	if err != nil {
-		return q.job, err
-	}
-	return merge(sources), nil
-}
-
 // countedOf are the sources of a job, of which all counts.
 func countedOf(q *request, lookup func(string) (string, bool)) ([]launcher.Source, error) {
 	sources, err := sourcesOf(q, lookup)
