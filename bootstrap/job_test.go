@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gorun-dev/gorun/bootstrap/internal/ledgermem"
 	"github.com/gorun-dev/gorun/bootstrap/internal/server"
 	"github.com/gorun-dev/gorun/bootstrap/internal/store"
 	"github.com/gorun-dev/gorun/bootstrap/internal/wire"
@@ -751,6 +752,44 @@ func TestWatchAndClose(t *testing.T) {
 		}
 		jobs[0].Watch(func(Event) { t.Error("an event after Close") })()
 	})
+}
+
+// What a rank is said to be in is over with the wait for a message, whatever else it has waited for meanwhile.
+func TestLedgerMessage(t *testing.T) {
+	j := InProcess(1)[0]
+	defer j.Close()
+	l, _ := j.Ledger(0)
+	a, err := l.OpenAccount(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const wait, send = ledgermem.MessageWait, "send of 8 float32, to rank 1"
+	long := strings.Repeat(send, 10)
+	for i, s := range []struct {
+		do   func()
+		seq  uint64
+		busy string
+	}{
+		{func() { a.SetMessage("", 0) }, 0, ""},
+		{func() { a.SetMessage(send, time.Second) }, wait, send},
+		{func() { a.SetMessage("", 0) }, 0, ""},
+		{func() { a.SetMessage(long, time.Second) }, wait, long[:120]},
+		{func() { a.SetWait(7, time.Second) }, 7, ""}, // a collective takes its place
+		{func() { a.SetMessage("", 0) }, 7, ""},
+		{func() { a.SetMessage(send, time.Second) }, wait, send},
+		{func() { a.SetBusy("capture") }, wait, "capture"},
+		{func() { a.SetMessage(send, time.Second) }, wait, "capture"},
+		{func() { a.SetMessage("", 0) }, 0, "capture"},
+		{func() { a.SetMessage(send, time.Second) }, wait, "capture"},
+		{func() { a.SetBusy("") }, wait, ""},
+		{func() { a.SetMessage(send, time.Second) }, wait, send},
+		{func() { a.Release(); a.SetMessage("", 0) }, wait, send}, // the slot may be another's
+	} {
+		s.do()
+		if seq, busy := a.slot.WaitSeq.Load(), a.slot.BusyText(); seq != s.seq || busy != s.busy {
+			t.Errorf("step %d: wait %#x, busy %q; want %#x, %q", i, seq, busy, s.seq, s.busy)
+		}
+	}
 }
 
 func BenchmarkAppend(b *testing.B) {

@@ -57,6 +57,8 @@ type Account struct {
 	seq, sum uint64        // owner: the newest record's
 	released atomic.Bool   // owner
 	busy     sync.Mutex    // owner: one writer of the text
+	message  string        // owner: what SetMessage said; guarded by busy
+	told     atomic.Bool   // owner: that was something
 	seen     atomic.Uint64 // reader: newest record that it has seen
 }
 
@@ -265,26 +267,35 @@ func (a *Account) SetName(name string) { a.slot.SetName(name) }
 // SetWait says that the owner has been waiting, for d so far, for record seq to be carried out (own account only). It is over when Done
 // has reached seq.
 func (a *Account) SetWait(seq uint64, d time.Duration) {
-	if !a.released.Load() && a.slot.WaitSeq.Load() != seq {
-		a.slot.WaitFrom.Store(ledgermem.Now() - uint64(d))
-		a.slot.WaitSeq.Store(seq)
+	if a.released.Load() || a.slot.WaitSeq.Load() == seq {
+		return
 	}
+	a.SetMessage("", 0)
+	a.slot.SetWait(seq, d)
 }
 
 // SetMessage says that the owner has been waiting, for d so far, for the other end of a message, "send of 8 float32, to rank 1" (own account only);
-// "": it does no longer.
+// "": it does no longer. What SetBusy has said comes first.
 func (a *Account) SetMessage(what string, d time.Duration) {
-	told := a.slot.WaitSeq.Load() == ledgermem.MessageWait
-	switch {
-	case what == "" && told:
-		a.slot.WaitSeq.Store(0)
-		a.SetBusy("")
-	case what != "" && (!told || a.slot.BusyText() != what):
-		a.SetBusy(what)
-		if !told {
-			a.SetWait(ledgermem.MessageWait, d)
-		}
+	if what == "" && !a.told.Load() {
+		return
 	}
+	a.busy.Lock()
+	defer a.busy.Unlock()
+	if a.released.Load() {
+		return
+	}
+	what = what[:min(len(what), 8*ledgermem.BusyWords)]
+	if text := a.slot.BusyText(); text != what && (text == "" || text == a.message) {
+		a.slot.SetBusy(what)
+	}
+	if what == "" {
+		a.slot.WaitSeq.CompareAndSwap(ledgermem.MessageWait, 0)
+	} else if a.slot.WaitSeq.Load() != ledgermem.MessageWait {
+		a.slot.SetWait(ledgermem.MessageWait, d)
+	}
+	a.message = what
+	a.told.Store(what != "")
 }
 
 // Release gives the slot back (own account only).

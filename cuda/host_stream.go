@@ -374,7 +374,6 @@ func (s *hostStream) copy(dst, src unsafe.Pointer, n uint64) error {
 func (s *hostStream) copyIn(dst, src unsafe.Pointer, n uint64) error  { return s.copy(dst, src, n) }
 func (s *hostStream) copyOut(dst, src unsafe.Pointer, n uint64) error { return s.copy(dst, src, n) }
 
-// watch is not needed here: a task that cannot go on fails by itself.
 func (s *hostStream) fill(dst unsafe.Pointer, n uint64, pattern uint64, width int) error {
 	t := s.h.fills.get()
 	t.h, t.dst, t.n, t.pattern, t.width = s.h, dst, uintptr(n), pattern, uintptr(width)

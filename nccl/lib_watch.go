@@ -169,6 +169,7 @@ func (u *use) waits(is bool) {
 	if u.waitFor.Load() != seq {
 		u.waitFrom.Store(time.Now().UnixNano())
 		u.waitFor.Store(seq)
+		u.l.c.acct.SetMessage("", 0)
 		return
 	}
 	switch d := time.Duration(time.Now().UnixNano() - u.waitFrom.Load()); {

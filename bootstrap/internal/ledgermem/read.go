@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,6 +26,12 @@ func (s *Slot) Entry(seq uint64) (Entry, bool) {
 	stamp := r.Stamp.Load()
 	e := Entry{Seq: seq, Kind: uint8(stamp), Desc: [2]uint64{r.Desc[0].Load(), r.Desc[1].Load()}, Sum: r.Sum.Load()}
 	return e, stamp>>8 == seq && r.Stamp.Load() == stamp
+}
+
+// SetWait writes what the owner has waited for, for d so far.
+func (s *Slot) SetWait(seq uint64, d time.Duration) {
+	s.WaitFrom.Store(Now() - uint64(d))
+	s.WaitSeq.Store(seq)
 }
 
 // SetBusy writes what the owner is in, cut to the room there is. One goroutine at a time.
