@@ -93,6 +93,7 @@ type peerWay struct {
 type peerOffer struct {
 	Why    string `json:",omitempty"`
 	Device string `json:",omitempty"` // its UUID
+	Lost   bool   `json:",omitempty"` // with Why: the rank has lost its device
 }
 
 // peerLimit is the greatest part, in bytes, that a rank of so many sends to each other one.
@@ -151,7 +152,7 @@ func (l *library) noPeer(off bool) string {
 	return ""
 }
 
-// openPeer meets the others when all have the communicator. What this rank lacks is no error: then nobody has it.
+// openPeer meets the others when all have the communicator. What this rank lacks is no error: then nobody has it. A device that is lost is one on all ranks.
 func (l *library) openPeer(ctx context.Context) error {
 	p := &l.peer
 	own := peerOffer{Why: p.why, Device: l.c.dev.Info().UUID}
@@ -179,7 +180,7 @@ func (l *library) openPeer(ctx context.Context) error {
 	if p.why != "" {
 		p.release()
 		l.leaveHome() // where only another rank has failed
-		return l.c.dev.Err()
+		return nil
 	}
 	p.limit.Store(peerLimit(len(l.c.ranks)))
 	p.withdrawn()
@@ -189,6 +190,10 @@ func (l *library) openPeer(ctx context.Context) error {
 // meet tells the others, and takes the first member's reason as everybody's.
 func (p *peerWay) meet(ctx context.Context, own peerOffer) ([]peerOffer, error) {
 	c := p.l.c
+	lost := c.dev.Err()
+	if lost != nil {
+		own = peerOffer{Why: lost.Error(), Lost: true}
+	}
 	b, err := json.Marshal(own)
 	if err != nil {
 		panic(err) // strings
@@ -202,6 +207,12 @@ func (p *peerWay) meet(ctx context.Context, own peerOffer) ([]peerOffer, error) 
 		if err := json.Unmarshal(b, &offers[r]); err != nil {
 			return nil, fmt.Errorf("rank %d: what it says about its memory: %w", r, err)
 		}
+	}
+	if lost != nil {
+		return nil, lost
+	}
+	if r := slices.IndexFunc(offers, func(o peerOffer) bool { return o.Lost }); r >= 0 {
+		return nil, fmt.Errorf("rank %d: %s", r, offers[r].Why)
 	}
 	if r := slices.IndexFunc(offers, func(o peerOffer) bool { return o.Why != "" }); r >= 0 && p.why == "" {
 		p.why = fmt.Sprintf("rank %d: %s", r, offers[r].Why)

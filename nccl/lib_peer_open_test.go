@@ -95,6 +95,37 @@ func TestLibraryPeerOpenFails(t *testing.T) {
 	}, append(fakeLibraries(t), byPeer)...))
 }
 
+// A rank that loses its device in the first call ends Init on all.
+func TestLibraryPeerOpenLost(t *testing.T) {
+	t.Parallel()
+	allWell(t, ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+		driver, err := openFakeDriver()
+		if err != nil {
+			return err
+		}
+		dev, err := device(job)
+		if err != nil {
+			return err
+		}
+		if job.Rank() == 1 {
+			driver.fail("context", 0)
+		}
+		nccl.SetPeerSwap(time.Second)
+		comm, err := nccl.Init(ctx, job, dev)
+		if err == nil {
+			return errors.Join(errors.New("no error"), comm.Close())
+		}
+		if job.Rank() == 1 {
+			dev.Close() // what the driver says of a lost device is not of interest
+			return wantErr(err, cuda.ErrIllegalAddress, "init on communicator world, rank 1: ")
+		}
+		if text := err.Error(); !strings.Contains(text, ": rank 1: ") || !strings.Contains(text, "CUDA_ERROR_ILLEGAL_ADDRESS") {
+			return fmt.Errorf("init: %w, want that rank 1 has lost its device", err)
+		}
+		return errors.Join(dev.Close(), nothingLeft(driver, -1))
+	}, append(fakeLibraries(t), byPeer)...))
+}
+
 // A rank that dies on the way to peer memory ends Init on the others, which do not wait for it, and leave nothing.
 func TestLibraryPeerOpenDeath(t *testing.T) {
 	for _, call := range []string{"cuMemCreate", "cuMemImportFromShareableHandle", "cuLaunchKernel"} { // before each meeting

@@ -34,7 +34,8 @@ static void lock(void) { pthread_mutex_lock(&L); }
 static int unlock(int rc) { pthread_mutex_unlock(&L); return rc; }
 
 /* fake_refuse has one call of a function not be done, after so many that are; it says whether the last one that was asked for has come. With ! before
- * the name the process dies of it. The kernel gorun_peer has "lines" and "right lines": then this rank's are lost, or wrong. */
+ * the name the process dies of it. The kernel gorun_peer has "lines" and "right lines": then this rank's are lost, or wrong;
+ * and "context", which it loses. */
 static struct { char name[48]; int after; } refused;
 static int refuse(const char *call) {
 	int dies = refused.name[0] == '!';
@@ -314,6 +315,10 @@ static void peer(const struct gorun_peer_args *a, u32 blocks) {
 	int scatter = a->op == REDUCE_SCATTER, rooted = a->op == REDUCE || a->op == BROADCAST, root = a->rank == a->root;
 	int writes = a->op != REDUCE || root;
 	int wrong = refuse("right lines"), lost = refuse("lines");
+	if (refuse("context")) {
+		sticky = 700;
+		return;
+	}
 	u32 *counts = (u32 *)a->counts;
 	if (!usable(a->counts, 4 * (PEER_BLOCKS + 1)) || counts[PEER_BLOCKS] || !peer_usable(a))
 		return;
