@@ -108,15 +108,18 @@ func TestLastWordIsHeard(t *testing.T) {
 	c := &connector{ctx: t.Context(), files: s}
 	for i := range 100 {
 		near, far := net.Pipe()
+		dialed := make(chan struct{})
 		go func() {
 			defer far.Close()
 			if mux, err := agentwire.Accept(far); err == nil {
+				<-dialed
 				mux.Send(&agentwire.Message{AgentFailed: &agentwire.Text{Text: "the keeper died"}})
 				mux.Flush(time.Minute)
 				mux.Close()
 			}
 		}()
 		mux, err := agentwire.Dial(near)
+		close(dialed)
 		if err != nil {
 			t.Fatal(err)
 		}
