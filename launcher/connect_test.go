@@ -18,6 +18,7 @@ import (
 	"github.com/gorun-dev/gorun/launcher/internal/agentwire"
 	"github.com/gorun-dev/gorun/launcher/internal/push"
 	"github.com/gorun-dev/gorun/launcher/internal/way"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // madeUp is a way to hosts whose agents are functions of this process.
@@ -72,7 +73,7 @@ func TestAgentEndsBeforeItPrepares(t *testing.T) {
 	big := filepath.Join(t.TempDir(), "big")
 	write(t, big, "", 0o600)
 	if err := os.Truncate(big, 1<<40); err != nil { // takes an hour to read, and no place
-		t.Skipf("no large files here: %v", err)
+		citest.Lacking(t, "large files: %v", err)
 	}
 	for _, c := range []struct {
 		name  string

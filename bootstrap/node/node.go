@@ -263,6 +263,11 @@ func (n *Node) Ready(ctx context.Context) error {
 	case <-n.mesh.complete:
 		return nil
 	case <-ctx.Done():
+		select {
+		case <-n.mesh.complete: // in the same moment
+			return nil
+		default:
+		}
 		missing := n.mesh.missing()
 		return &ApartError{Missing: missing, Err: ctx.Err(), names: n.namedAll(missing)}
 	case <-n.quit:

@@ -183,6 +183,13 @@ func TestLateJoiner(t *testing.T) {
 	if err := c.nodes[7].Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	for range 50 {
+		if err := c.nodes[7].Ready(over); err != nil {
+			t.Fatalf("all are there when the wait is given up: %v", err)
+		}
+	}
 	if !c.nodes[7].store.HasID("world") {
 		t.Error("the late host is a member and has no id")
 	}

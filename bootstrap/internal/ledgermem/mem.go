@@ -18,10 +18,7 @@ const (
 	Slots     = 256
 	Records   = 256
 	BusyWords = 15
-
-	// MessageWait is WaitSeq of a wait for a Send or Recv, which has no record: Busy says which.
-	MessageWait = 1 << 63
-	NameWords   = 6
+	NameWords = 6
 
 	magic   = 0x7265676465_6c7267 // "grledger", little endian
 	version = 3
@@ -30,6 +27,9 @@ const (
 	// Size of the whole memory, in bytes. Pages that were never touched cost nothing.
 	Size = int(pageSize + Slots*unsafe.Sizeof(Slot{}))
 )
+
+// MessageWait is WaitSeq of a wait for a Send or Recv, which has no record: Busy says which.
+const MessageWait = 1 << 63
 
 // Page is the first page.
 type Page struct {
