@@ -179,10 +179,9 @@ func (st *state) open() *Graph {
 
 // abandon undoes a capture that did not become a graph.
 func (st *state) abandon(tmpl *cuda.Graph) {
-	sealed := st.tmpl != nil
 	st.close()
-	if !sealed && tmpl != nil {
-		tmpl.Destroy()
+	if tmpl != nil {
+		tmpl.Destroy() // ErrClosed where close has done it, or a communicator that failed
 	}
 	st.release()
 }

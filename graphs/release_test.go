@@ -35,3 +35,48 @@ func TestCloseDuringRelease(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A communicator may fail on another goroutine while a capture that has its graph already is given up.
+func TestAbandonBroken(t *testing.T) {
+	dev, err := cuda.Open("host")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := dev.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		st := newState(dev, "", "here")
+		mem, err := dev.Alloc(64, cuda.Private)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(st.hold(mem), s.BeginCapture(cuda.CaptureThreadLocal)); err != nil {
+			t.Fatal(err)
+		}
+		tmpl, err := s.EndCapture()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := st.seal(tmpl); err != nil {
+			t.Fatal(err)
+		}
+		broken := make(chan struct{})
+		go func() {
+			defer close(broken)
+			st.Break(errors.New("the communicator failed"))
+		}()
+		st.abandon(tmpl)
+		<-broken
+		if err := tmpl.Destroy(); !errors.Is(err, cuda.ErrClosed) {
+			t.Errorf("the template is still there: %v", err)
+		}
+		if err := mem.Free(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := errors.Join(s.Close(), dev.Close()); err != nil {
+		t.Error(err)
+	}
+}
