@@ -173,9 +173,9 @@ func newMemory[T cuda.Element](ctx context.Context, b *bencher, s series, size u
 			}
 			out, in := all, all
 			switch r := b.comm.Rank(); s.op {
-			case "all-gather":
+			case "all-gather", "gather":
 				out = all.Slice(r*send, (r+1)*send)
-			case "reduce-scatter":
+			case "reduce-scatter", "scatter":
 				in = all.Slice(r*recv, (r+1)*recv)
 			}
 			m.send, m.recv = append(m.send, out), append(m.recv, in)
@@ -261,6 +261,14 @@ func (c *call[T]) issue(i int, s *cuda.Stream) error {
 		return nccl.ReduceScatter(comm, send, recv, redOps[c.b.red], s)
 	case "broadcast":
 		return nccl.Broadcast(comm, send, recv, c.b.root, s)
+	case "reduce":
+		return nccl.Reduce(comm, send, recv, redOps[c.b.red], c.b.root, s)
+	case "gather":
+		return nccl.Gather(comm, send, recv, c.b.root, s)
+	case "scatter":
+		return nccl.Scatter(comm, send, recv, c.b.root, s)
+	case "all-to-all":
+		return nccl.AllToAll(comm, send, recv, s)
 	case "sendrecv":
 		n := comm.Size()
 		return nccl.Group(func() error {
@@ -310,7 +318,7 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 	defer func() { err = errors.Join(err, m.close()) }()
 	c := &call[T]{b, s, m}
 	elem := cuda.DTypeOf[T]().Size()
-	p.count = min(m.send[0].Len(), m.recv[0].Len())
+	p.count = partOf(s.op, m.send[0].Len(), m.recv[0].Len(), b.comm.Size())
 	p.size = uint64(max(m.send[0].Len(), m.recv[0].Len()) * elem)
 	u := burst{b, func(i int) error { return c.issue(i, b.stream) }, 1, b.n}
 	if s.captured {
@@ -319,7 +327,10 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 			return p, failed
 		}
 		defer func() { err = errors.Join(err, b.release(ctx, c.s, g)) }()
-		p.mode, p.reason = modesOf(g), g.Calls()[0].Reason
+		p.mode = modesOf(g)
+		if calls := g.Calls(); len(calls) > 0 { // one rank alone gathers nothing in place
+			p.reason = calls[0].Reason
+		}
 		u = burst{b, func(int) error { return g.Launch(b.stream) }, b.perGraph, b.launches}
 	}
 	// In place, the next call works on the last one's result; zeros stay zeros, and no number becomes one that is slow to add.

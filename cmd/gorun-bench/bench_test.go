@@ -72,7 +72,7 @@ func TestParse(t *testing.T) {
 			c.limit, c.check, c.json = time.Second, true, true
 		}},
 		{name: "help", args: "-h", err: "flag: help requested"},
-		{name: "operation", args: "-op alltoall", err: `invalid value "alltoall" for flag -op: no operation "alltoall"; there are all-reduce, all-gather, reduce-scatter, broadcast, sendrecv; -h shows the flags`},
+		{name: "operation", args: "-op alltoall", err: `invalid value "alltoall" for flag -op: no operation "alltoall"; there are all-reduce, all-gather, reduce-scatter, broadcast, reduce, gather, scatter, all-to-all, sendrecv; -h shows the flags`},
 		{name: "flag", args: "-frob", err: "flag provided but not defined: -frob; -h shows the flags"},
 		{name: "argument", args: "8", err: `unexpected argument "8"; -h shows the flags`},
 		{name: "type", args: "-t complex64", err: "-t complex64: there are int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32, float64"},
@@ -86,7 +86,7 @@ func TestParse(t *testing.T) {
 		{name: "limit", args: "-limit 0s", err: "-limit 0s: want more than 0"},
 		{name: "too large", args: "-e 99999G", err: `invalid value "99999G" for flag -e: want a size such as 8, 64K, 1M or 1G, up to 16384G; -h shows the flags`},
 		{name: "unit", args: "-e 5MG", err: `invalid value "5MG" for flag -e: want a size such as 8, 64K, 1M or 1G; -h shows the flags`},
-		{name: "no series", args: "-mode graph -calls eager", err: "nothing to measure: graph is a mode of captured calls, and sendrecv has neither a window nor a place in"},
+		{name: "no series", args: "-mode graph -calls eager", err: "nothing to measure: graph is a mode of captured calls, sends and receives have no windows, and sendrecv and all-to-all no place in"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := parse(strings.Fields(tt.args))
@@ -156,6 +156,12 @@ func TestDefinitions(t *testing.T) {
 		{"reduce-scatter", 4, 4e6, 1e6, 250e3, 4e6, 400, 300},
 		{"broadcast", 4, 4e6, 1e6, 1e6, 4e6, 400, 400},
 		{"sendrecv", 4, 4e6, 1e6, 1e6, 4e6, 400, 400},
+		{"reduce", 4, 4e6, 1e6, 1e6, 4e6, 400, 400},
+		{"gather", 4, 4e6, 250e3, 1e6, 4e6, 400, 300},
+		{"scatter", 4, 4e6, 1e6, 250e3, 4e6, 400, 300},
+		{"all-to-all", 4, 4e6, 1e6, 1e6, 4e6, 400, 300},
+		{"all-to-all", 3, 4e6, 999999, 999999, 3999996, 399.9996, 399.9996 * 2 / 3}, // as many of each
+		{"all-to-all", 4, 8, 4, 4, 16, 0.0016, 0.0012},
 		{"all-reduce", 2, 7, 1, 1, 4, 0.0004, 0.0004},
 	} {
 		send, recv, size := shape(tt.op, tt.bytes, 4, tt.ranks)
@@ -287,7 +293,7 @@ func TestSeries(t *testing.T) {
 					l.Wrong == nil || *l.Wrong != 0 || l.Us <= 0 || l.MinUs > l.Us || l.MaxUs < l.Us || l.AlgBW != alg || l.BusBW != bus ||
 					(l.InGraph == 3) != (l.Calls == "captured") || l.Used != "" && ranks > 1 && l.Mode != "auto" ||
 					l.Device != "host" || l.Buffers != map[bool]int{true: 1, false: 4}[l.Bytes < 1000] || l.Path != "" || l.Driver != "" || l.Library != "host platform" ||
-					(l.Mode == "auto" && l.Calls == "captured") != (l.Used != "") && ranks > 1 || (l.Mode == "auto" && l.Calls == "captured") != (l.Reason != "") || l.Bytes == 0 || l.Count == 0 {
+					(l.Mode == "auto" && l.Calls == "captured") != (l.Used != "") && ranks > 1 || (l.Mode == "auto" && l.Calls == "captured" && !(ranks == 1 && l.Place == "in" && ofMessages(l.Op))) != (l.Reason != "") || l.Bytes == 0 || l.Count == 0 {
 					t.Errorf("%+v", l)
 				}
 			}
@@ -299,6 +305,25 @@ func TestSeries(t *testing.T) {
 				t.Errorf("got - want +:\n%s", d)
 			}
 		})
+	}
+}
+
+// TestRoots checks the results of the operations that have a root, from and to each.
+func TestRoots(t *testing.T) {
+	for root := range 3 {
+		got := lines(t, 3, fmt.Sprint("-op broadcast,reduce,gather,scatter -mode auto,local -place all -b 1000 -e 1000 -n 1 -g 2 -w 0 -r 1 -c -json -root ", root))
+		if len(got) != 32 {
+			t.Errorf("root %d: %d lines, want 32", root, len(got))
+		}
+		for _, l := range got {
+			want, count := uint64(1000), 250
+			if l.Op == "gather" || l.Op == "scatter" {
+				want, count = 996, 83
+			}
+			if *l.Wrong != 0 || l.Bytes != want || l.Count != count {
+				t.Errorf("root %d: %+v", root, l)
+			}
+		}
 	}
 }
 
@@ -321,14 +346,20 @@ func TestTypes(t *testing.T) {
 	}
 }
 
-// TestWrong has a rank send other data than the check knows of: every rank sees that the result is wrong.
+// TestWrong has rank 1 send five other elements than the check knows of: every rank hears how many of all results are wrong.
 func TestWrong(t *testing.T) {
-	for _, place := range placeNames {
-		t.Run(place, func(t *testing.T) {
+	for _, tt := range []struct {
+		op, place string
+		want      int
+	}{
+		{"all-reduce", "out", 10}, {"all-reduce", "in", 10}, {"reduce", "out", 5}, {"gather", "out", 5}, {"gather", "in", 5}, {"scatter", "out", 5},
+		{"all-to-all", "out", 5}, {"broadcast", "out", 10}, {"sendrecv", "out", 5},
+	} {
+		t.Run(tt.op+" "+tt.place, func(t *testing.T) {
 			var mu sync.Mutex
 			wrong := map[int]int{}
 			ranktest.Run(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
-				c, err := parse(strings.Fields("-op all-reduce -mode plain -calls eager -b 4000 -e 4000 -r 1 -c -place " + place))
+				c, err := parse(strings.Fields("-mode plain -calls eager -b 4000 -e 4000 -r 1 -c -root 1 -op " + tt.op + " -place " + tt.place))
 				if err != nil {
 					return err
 				}
@@ -357,7 +388,7 @@ func TestWrong(t *testing.T) {
 				wrong[job.Rank()] = n
 				return err
 			})
-			if d := cmp.Diff(wrong, map[int]int{0: 10, 1: 10}); d != "" { // 5 elements on each of 2 ranks
+			if d := cmp.Diff(wrong, map[int]int{0: tt.want, 1: tt.want}); d != "" {
 				t.Errorf("wrong elements by rank, got - want +:\n%s", d)
 			}
 		})
@@ -538,7 +569,7 @@ func TestFlagsAsked(t *testing.T) {
 	}{
 		{"2 -op broadcast -root 1", "", 0},
 		{"2 -root 2", "-root 2: there are 2 ranks\n", exitRefused},
-		{"2 -op x", "invalid value \"x\" for flag -op: no operation \"x\"; there are all-reduce, all-gather, reduce-scatter, broadcast, sendrecv; -h shows the flags\n", exitRefused},
+		{"2 -op x", "invalid value \"x\" for flag -op: no operation \"x\"; there are all-reduce, all-gather, reduce-scatter, broadcast, reduce, gather, scatter, all-to-all, sendrecv; -h shows the flags\n", exitRefused},
 		{"2 -b 8 word", "unexpected argument \"word\"; -h shows the flags\n", exitRefused},
 		{"2 compare dir", "compare needs no ranks: gorun-bench compare\n", exitRefused},
 		{"2 registration -op x", "", 0},
@@ -655,7 +686,7 @@ func TestLibrary(t *testing.T) {
 			switch {
 			case l.Skipped == "":
 				all = append(all, l.line)
-			case l.Op != "broadcast" || l.Mode != "window":
+			case l.Op != "broadcast" && l.Op != "reduce" || l.Mode != "window":
 				t.Errorf("not measured: %s", text)
 			}
 		}
@@ -667,12 +698,12 @@ func TestLibrary(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := sizes * (len(c.series()) - 2); len(got) < want { // two of broadcast in windows
+		if want := sizes * (len(c.series()) - 4); len(got) < want { // two of broadcast and of reduce in windows
 			t.Errorf("%d lines, want at least %d", len(got), want)
 		}
 		for _, l := range got {
 			if l.Wrong == nil || *l.Wrong != 0 || !strings.HasPrefix(l.Library, "NCCL 2.") || l.Path == "" || l.Driver == "" || l.Device == "host" ||
-				(l.Mode == "auto" && l.Calls == "captured") != (l.Reason != "" && (slices.Contains(used, l.Used) || l.Op == "sendrecv" && l.Used == "graph")) {
+				(l.Mode == "auto" && l.Calls == "captured") != (l.Reason != "" && (slices.Contains(used, l.Used) || ofMessages(l.Op) && l.Used == "graph")) {
 				t.Errorf("%+v", l)
 			}
 		}

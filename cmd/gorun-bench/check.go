@@ -22,16 +22,33 @@ func modulus(ranks int) int {
 	return 2
 }
 
+// partOf is how many elements an operation has of each rank, which is NCCL's count, where so many are sent and received.
+func partOf(op string, send, recv, ranks int) int {
+	if op == "all-to-all" {
+		return send / ranks
+	}
+	return min(send, recv)
+}
+
+// hasResult reports whether a rank has a result.
+func hasResult(op string, rank, root int) bool {
+	return rank == root || op != "reduce" && op != "gather"
+}
+
 // want is element i of a rank's result.
 func want(op, red string, rank, root, ranks, part, i int) int {
 	m := modulus(ranks)
 	switch op {
-	case "all-gather":
+	case "all-gather", "gather":
 		return pattern(i/part, i%part, m)
 	case "broadcast":
 		return pattern(root, i, m)
 	case "sendrecv":
 		return pattern((rank+ranks-1)%ranks, i, m)
+	case "scatter":
+		return pattern(root, rank*part+i, m)
+	case "all-to-all":
+		return pattern(i/part, rank*part+i%part, m)
 	case "reduce-scatter":
 		i += rank * part
 	}
@@ -123,8 +140,11 @@ func checkCall[T cuda.Element](ctx context.Context, c *call[T], enqueue func() e
 	if err := b.stream.Synchronize(ctx); err != nil {
 		return 0, err
 	}
-	part := min(send.Len(), recv.Len())
-	wrong := countWrong(got, func(i int) T { return number[want(s.op, b.red, rank, b.root, ranks, part, i)] })
+	part := partOf(s.op, send.Len(), recv.Len(), ranks)
+	wrong := 0
+	if hasResult(s.op, rank, b.root) {
+		wrong = countWrong(got, func(i int) T { return number[want(s.op, b.red, rank, b.root, ranks, part, i)] })
+	}
 	all, err := b.gather(ctx, []float64{float64(wrong)})
 	if err != nil {
 		return 0, err

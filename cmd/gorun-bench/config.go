@@ -16,12 +16,13 @@ import (
 
 const helpText = `gorun-bench measures collectives. gorun bench starts it:
 
-  gorun bench -np 2                              everything, 8 bytes to 16 MiB; a minute or less
+  gorun bench -np 2                              everything, 8 bytes to 16 MiB; a minute or two
   gorun bench -np 2 -op all-reduce -mode auto -e 1G -json
                                                  one operation up to 1 GiB, as JSON
 
 What to measure:
-  -op LIST       all-reduce, all-gather, reduce-scatter, broadcast, sendrecv (default: all)
+  -op LIST       all-reduce, all-gather, reduce-scatter, broadcast, reduce, gather, scatter,
+                 all-to-all, sendrecv (default: all)
   -mode LIST     how calls reach the buffers (default: all):
                    auto    memory of nccl.Alloc and nothing else said: what the runtime does by
                            itself; captured calls show the mode that it has chosen ("peer": by a
@@ -36,7 +37,7 @@ What to measure:
   -place LIST    out: another buffer for the result; in: the same (default: out)
   -t TYPE        int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32 (default), float64
   -red OP        sum (default), min, max
-  -root RANK     root of broadcast (default 0)
+  -root RANK     root of broadcast, reduce, gather and scatter (default 0)
 
 Sizes, in bytes; K, M, G are powers of 1024:
   -b SIZE        smallest (default 8)
@@ -64,10 +65,14 @@ Output:
   -h             this help
 
 A round's calls are enqueued one after the other and waited for once. Its time is the mean over
-the ranks; of the rounds the median, least and greatest are shown, in microseconds a call. Size and bandwidths are those of nccl-tests: algbw is size by
-time, busbw is that times 2(n-1)/n for all-reduce, (n-1)/n for all-gather and reduce-scatter, 1
-for the others. The size of all-gather and reduce-scatter is that of all ranks' parts together.
-In sendrecv each rank sends to the next and receives from the one before; it has no window.
+the ranks; of the rounds the median, least and greatest are shown, in microseconds a call. Size
+and bandwidths are those of nccl-tests: algbw is size by time, busbw is that times 2(n-1)/n for
+all-reduce, (n-1)/n for the operations on a part of each rank (all-gather, reduce-scatter, gather,
+scatter, all-to-all), 1 for broadcast, reduce and sendrecv. The size of an operation on parts is
+that of all parts together.
+
+In sendrecv each rank sends to the next and receives from the one before. sendrecv, gather, scatter
+and all-to-all are sends and receives, which have no windows; sendrecv and all-to-all have no place in.
 `
 
 // config is a command line.
@@ -95,7 +100,7 @@ type config struct {
 }
 
 var (
-	opNames    = []string{"all-reduce", "all-gather", "reduce-scatter", "broadcast", "sendrecv"}
+	opNames    = []string{"all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "gather", "scatter", "all-to-all", "sendrecv"}
 	modeNames  = []string{"auto", "plain", "local", "graph", "window"}
 	callsNames = []string{"eager", "captured"}
 	placeNames = []string{"out", "in"}
@@ -215,7 +220,7 @@ func parse(args []string) (*config, error) {
 		return nil, fmt.Errorf("-limit %v: want more than 0", c.limit)
 	}
 	if len(c.series()) == 0 {
-		return nil, fmt.Errorf("nothing to measure: graph is a mode of captured calls, and sendrecv has neither a window nor a place in")
+		return nil, fmt.Errorf("nothing to measure: graph is a mode of captured calls, sends and receives have no windows, and sendrecv and all-to-all no place in")
 	}
 	return c, nil
 }
@@ -321,7 +326,7 @@ func (c *config) series() []series {
 			for _, calls := range c.calls {
 				for _, place := range c.places {
 					s := series{op, mode, calls == "captured", place == "in"}
-					if mode == "graph" && !s.captured || op == "sendrecv" && (s.inPlace || mode == "window") {
+					if mode == "graph" && !s.captured || mode == "window" && ofMessages(op) || s.inPlace && !hasInPlace(op) {
 						continue
 					}
 					all = append(all, s)
@@ -332,16 +337,28 @@ func (c *config) series() []series {
 	return all
 }
 
-// shape is how many elements each rank sends and receives for a size, at least one, and the size that results.
+// ofMessages reports whether an operation is made of sends and receives.
+func ofMessages(op string) bool {
+	return op == "sendrecv" || op == "gather" || op == "scatter" || op == "all-to-all"
+}
+
+// hasInPlace reports whether an operation may work on one buffer.
+func hasInPlace(op string) bool { return op != "sendrecv" && op != "all-to-all" }
+
+// shape is how many elements each rank sends and receives for a size, at least one, and the size that results. Ranks that are not the root have
+// buffers as large as the root's, as in nccl-tests.
 func shape(op string, bytes, elem uint64, ranks int) (send, recv int, size uint64) {
 	n := uint64(ranks)
 	switch op {
-	case "all-gather":
+	case "all-gather", "gather":
 		part := max(1, bytes/(elem*n))
 		return int(part), int(part * n), part * n * elem
-	case "reduce-scatter":
+	case "reduce-scatter", "scatter":
 		part := max(1, bytes/(elem*n))
 		return int(part * n), int(part), part * n * elem
+	case "all-to-all":
+		part := max(1, bytes/(elem*n))
+		return int(part * n), int(part * n), part * n * elem
 	}
 	count := max(1, bytes/elem)
 	return int(count), int(count), count * elem
@@ -354,7 +371,7 @@ func bandwidth(op string, size uint64, us float64, ranks int) (alg, bus float64)
 	switch op {
 	case "all-reduce":
 		return alg, alg * 2 * (n - 1) / n
-	case "all-gather", "reduce-scatter":
+	case "all-gather", "reduce-scatter", "gather", "scatter", "all-to-all":
 		return alg, alg * (n - 1) / n
 	}
 	return alg, alg

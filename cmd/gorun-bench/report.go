@@ -68,7 +68,7 @@ type line struct {
 }
 
 // reduces reports whether the operation has a reduction.
-func reduces(op string) bool { return op == "all-reduce" || op == "reduce-scatter" }
+func reduces(op string) bool { return op == "all-reduce" || op == "reduce-scatter" || op == "reduce" }
 
 func (r *report) line(s series, p point) line {
 	us := median(p.us)
