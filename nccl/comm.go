@@ -209,7 +209,7 @@ func initComm(ctx context.Context, job *bootstrap.Job, dev *cuda.Device, set Con
 	if err != nil {
 		return fail(err)
 	}
-	if _, err := c.commit(waitCtx, c.connect(waitCtx, offers), nil); err != nil {
+	if err := c.connect(waitCtx, offers); err != nil {
 		return fail(err)
 	}
 	switch be := c.be.(type) {
@@ -270,8 +270,21 @@ func (c *Comm) open() error {
 	return nil
 }
 
-// connect finds what the others have opened.
+// connect finds what the others have opened, and makes what is made together.
 func (c *Comm) connect(ctx context.Context, offers [][]byte) error {
+	err := c.findPeers()
+	if l, ok := c.be.(*library); ok {
+		return l.connect(ctx, err)
+	}
+	if h, ok := c.be.(*host); ok && err == nil {
+		err = h.connect(ctx, offers)
+	}
+	_, err = c.commit(ctx, err, nil)
+	return err
+}
+
+// findPeers finds the other members' accounts.
+func (c *Comm) findPeers() error {
 	peers := make([]peer, len(c.ranks))
 	c.far = c.openFar()
 	for i, r := range c.ranks {
@@ -289,19 +302,6 @@ func (c *Comm) connect(ctx context.Context, offers [][]byte) error {
 		}
 	}
 	c.peers = peers
-	switch be := c.be.(type) {
-	case *host:
-		if c.rank != be.first() {
-			if err := be.mapSegment(ctx); err != nil {
-				return err
-			}
-		}
-		if be.links != nil {
-			return be.links.connect(ctx, offers)
-		}
-	case *library:
-		return be.connect(ctx)
-	}
 	return nil
 }
 

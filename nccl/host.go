@@ -120,6 +120,19 @@ func (h *host) mapSegment(ctx context.Context) error {
 	return h.seg.adopt(h.segMem.Bytes(), false)
 }
 
+// connect finds what the others have opened.
+func (h *host) connect(ctx context.Context, offers [][]byte) error {
+	if h.rank != h.first() {
+		if err := h.mapSegment(ctx); err != nil {
+			return err
+		}
+	}
+	if h.links != nil {
+		return h.links.connect(ctx, offers)
+	}
+	return nil
+}
+
 // first is the member that makes the segment of this host: the lowest on it.
 func (h *host) first() int {
 	return slices.IndexFunc(h.c.ranks, func(r int) bool { return h.c.job.NodeOf(r) == h.c.job.Node() })

@@ -182,43 +182,39 @@ func (l *library) fault(id string) bool {
 	return slices.ContainsFunc(l.sys.Faults(), func(f ncclsys.Fault) bool { return f.ID == id })
 }
 
-// connect makes the communicators. All members have the same library. That each of them has come here is known before the library
-// is called, which would wait for ever.
-func (l *library) connect(ctx context.Context) error {
+// connect makes the communicators. All members have the same library. own is why this member cannot, which the others learn as what goes wrong here: that each of
+// them has come is known before the library is called, which would wait for ever.
+func (l *library) connect(ctx context.Context, own error) error {
 	c := l.c
-	for _, p := range c.peers {
-		if p.far && l.closings == nil {
-			g, err := c.job.GroupOnce("nccl "+c.key+" close", c.ranks)
-			if err != nil {
-				return err
-			}
-			l.closings = g
-		}
+	if own == nil {
+		own = l.openClosings()
 	}
-	kinds := l.kinds()
 	if o := c.origin; o != nil {
-		derive, err := o.agree(ctx, c, nil)
-		if err != nil {
+		derive, err := o.agree(ctx, c, own)
+		if derive {
+			_, err = c.commit(ctx, l.derive(ctx, o), nil)
 			return err
 		}
-		if derive {
-			return l.derive(ctx, o)
+		if own == nil {
+			own = err
 		}
 	}
-	ids := make([][]ncclsys.UniqueID, len(kinds))
-	for k, kind := range kinds {
-		for i := range l.numRoots() {
-			id, err := l.uniqueID(ctx, fmt.Sprintf("nccl %s %s %d", c.key, kind, i), i*ranksPerRoot)
-			if err != nil {
-				return err
-			}
-			ids[k] = append(ids[k], id)
-		}
-	}
-	if _, err := c.group.Meet(ctx, nil, "the library's init of communicator "+c.name); err != nil {
+	ids, own := l.ids(ctx, own)
+	if _, err := c.commit(ctx, own, nil); err != nil {
 		return err
 	}
-	return l.makeAll(ctx, func(k int) func() (*ncclsys.Pending[ncclsys.Comm], error) { return l.initRank(ids[k]) })
+	err := l.makeAll(ctx, func(k int) func() (*ncclsys.Pending[ncclsys.Comm], error) { return l.initRank(ids[k]) })
+	_, err = c.commit(ctx, err, nil)
+	return err
+}
+
+// openClosings is for members on other hosts.
+func (l *library) openClosings() (err error) {
+	c := l.c
+	if slices.ContainsFunc(c.peers, func(p peer) bool { return p.far }) {
+		l.closings, err = c.job.GroupOnce("nccl "+c.key+" close", c.ranks)
+	}
+	return err
 }
 
 // kinds are what the library's communicators are for.
@@ -271,27 +267,53 @@ func isConsequence(err error) bool {
 	return ok
 }
 
-// uniqueID makes an id on its root and gets it on the others. A root that cannot make one publishes zeros: it tells why itself.
-func (l *library) uniqueID(ctx context.Context, name string, root int) (id ncclsys.UniqueID, err error) {
-	if l.c.rank != root {
-		got, err := l.awaitID(ctx, name)
-		if err == nil && got == (bootstrap.UniqueID{}) {
-			err = consequence{fmt.Errorf("rank %d could not make a unique id", root)}
+// ids gets the unique ids of each kind. A member that makes one, and cannot, or comes with an error of its own, publishes zeros: the others wait for it.
+func (l *library) ids(ctx context.Context, own error) ([][]ncclsys.UniqueID, error) {
+	kinds := l.kinds()
+	ids := make([][]ncclsys.UniqueID, len(kinds))
+	for k, kind := range kinds {
+		for i := range l.numRoots() {
+			name, root := fmt.Sprintf("nccl %s %s %d", l.c.key, kind, i), i*ranksPerRoot
+			var id ncclsys.UniqueID
+			if l.c.rank == root {
+				id, own = l.publishID(ctx, name, own)
+			} else if own == nil {
+				id, own = l.awaitID(ctx, name, root)
+			}
+			ids[k] = append(ids[k], id)
 		}
-		return ncclsys.UniqueID(got), err
 	}
-	b := l.c.dev.Bind()
-	defer b.Release()
-	if err = b.Err(); err == nil {
-		if id, err = l.sys.GetUniqueID(); err != nil {
-			id, err = ncclsys.UniqueID{}, result(err)
-		}
-	}
-	return id, errors.Join(err, l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id)))
+	return ids, own
 }
 
-// awaitID waits for an id that another member makes, and no longer than all members are there.
-func (l *library) awaitID(ctx context.Context, name string) (bootstrap.UniqueID, error) {
+// publishID makes an id. With own, which keeps this member from it, it is zeros.
+func (l *library) publishID(ctx context.Context, name string, own error) (id ncclsys.UniqueID, err error) {
+	if err = own; err == nil {
+		id, err = l.makeID()
+	}
+	if err == nil {
+		return id, l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id))
+	}
+	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), tellWait) // the end of ctx may be the error
+	defer done()
+	l.c.job.PublishID(ctx, name, bootstrap.UniqueID{})
+	return id, err
+}
+
+func (l *library) makeID() (id ncclsys.UniqueID, err error) {
+	b := l.c.dev.Bind()
+	defer b.Release()
+	if err := b.Err(); err != nil {
+		return id, err
+	}
+	if id, err = l.sys.GetUniqueID(); err != nil {
+		return ncclsys.UniqueID{}, result(err)
+	}
+	return id, nil
+}
+
+// awaitID waits for an id that root makes, and no longer than all members are there.
+func (l *library) awaitID(ctx context.Context, name string, root int) (ncclsys.UniqueID, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	type outcome struct {
@@ -308,12 +330,15 @@ func (l *library) awaitID(ctx context.Context, name string) (bootstrap.UniqueID,
 	for {
 		select {
 		case end := <-done:
-			return end.id, end.err
+			if end.err == nil && end.id == (bootstrap.UniqueID{}) {
+				end.err = consequence{fmt.Errorf("rank %d could not make a unique id", root)}
+			}
+			return ncclsys.UniqueID(end.id), end.err
 		case <-tick.C:
 			if err := l.gone(); err != nil {
 				stop()
 				<-done
-				return bootstrap.UniqueID{}, err
+				return ncclsys.UniqueID{}, err
 			}
 		}
 	}
