@@ -26,8 +26,7 @@ func joinForeign(ctx context.Context, env rankenv.Env, parent int) (*Job, error)
 	case env.LocalSize == 0:
 		return nil, fmt.Errorf("%s does not say how many ranks run on this host: if it is all of them, set LOCAL_RANK and LOCAL_WORLD_SIZE", env.Launcher)
 	case env.LocalSize != env.Size:
-		return nil, fmt.Errorf("%s started %d of %d ranks on this host: on several hosts start the job with gorun "+
-			"(under another launcher it needs GORUN_JOIN and GORUN_KEY_FILE, which come with gorun's own support of several hosts)",
+		return nil, fmt.Errorf("%s started %d of %d ranks on this host: ranks of several hosts meet where gorun has started them (in an allocation, too: gorun PROGRAM)",
 			env.Launcher, env.LocalSize, env.Size)
 	}
 	id := env.Job

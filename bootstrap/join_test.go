@@ -48,7 +48,7 @@ func TestJoinMistakes(t *testing.T) {
 	}{
 		{"gorun without a socket", rankenv.Env{Launcher: "gorun", Size: 2, LocalSize: 2, Nodes: 1}, "GORUN_CONTROL is not set"},
 		{"no node", rankenv.Env{Launcher: "gorun", Size: 2, LocalSize: 2, Nodes: 1, Control: "gorun-none"}, "node at @gorun-none"},
-		{"several hosts", rankenv.Env{Launcher: "slurm", Size: 4, LocalSize: 2, Nodes: 2}, "GORUN_JOIN and GORUN_KEY_FILE"},
+		{"several hosts", rankenv.Env{Launcher: "slurm", Size: 4, LocalSize: 2, Nodes: 2}, "slurm started 2 of 4 ranks on this host: ranks of several hosts meet where gorun has started them"},
 		{"unknown hosts", rankenv.Env{Launcher: "torchrun", Size: 4}, "set LOCAL_RANK and LOCAL_WORLD_SIZE"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

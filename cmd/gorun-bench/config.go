@@ -35,7 +35,8 @@ What to measure:
                            captured with graphs.Require(nccl.Window)
   -calls LIST    eager: calls one by one; captured: calls in a graph (default: both)
   -place LIST    out: another buffer for the result; in: the same (default: out)
-  -t TYPE        int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32 (default), float64
+  -t TYPE        int8, uint8, int32, uint32, int64, uint64, float16, bfloat16, float32 (default),
+                 float64
   -red OP        sum (default), min, max
   -root RANK     root of broadcast, reduce, gather and scatter (default 0)
 
@@ -72,7 +73,8 @@ scatter, all-to-all), 1 for broadcast, reduce and sendrecv. The size of an opera
 that of all parts together.
 
 In sendrecv each rank sends to the next and receives from the one before. sendrecv, gather, scatter
-and all-to-all are sends and receives, which have no windows; sendrecv and all-to-all have no place in.
+and all-to-all are sends and receives, which have no windows; sendrecv and all-to-all have no
+place in.
 `
 
 // config is a command line.

@@ -15,23 +15,28 @@ import (
 	"github.com/gorun-dev/gorun/launcher"
 )
 
-const checkLong = `gorun check looks at this machine: what a job needs of it, and what would stop one. With a job
-file also at the job's program and directory.
+const checkLong = `gorun check looks at this machine: what a job needs of it, and what would stop one. With a
+job file also at the job's program and directory.
 
-With hosts (-H, --hostfile, an allocation, or those of the job file) it looks at all of them at once, over ssh as a job
-would: whether they are reached, what they are like and in what they differ, their clocks, whether the program is there
-or would be sent, and whether each reaches the others by TCP and UDP. gorun itself is sent where it is missing, and stays
-in its cache there; nothing else is left. No GPU is opened on other hosts: gorun check there does that.
+With hosts (-H, --hostfile, an allocation, or those of the job file) it looks at all of them
+at once, over ssh as a job would: whether they are reached, what they are like and in what
+they differ, their clocks, whether the program is there or would be sent, and whether each
+reaches the others by TCP and UDP. gorun itself is sent where it is missing, and stays in its
+cache there; nothing else is left. No GPU is opened on other hosts: gorun check there does
+that.
 
-Without --deep nothing is opened: it reads /proc, /sys, /dev and files. With --deep, which is the default where ranks
-would use GPUs, it starts gorun-bench as a rank on each GPU, which opens the GPU's libraries, makes a communicator and
-checks an all-reduce; --deep=false leaves that out, -np N asks for it.
+Without --deep nothing is opened: it reads /proc, /sys, /dev and files. With --deep, which is
+the default where ranks would use GPUs, it starts gorun-bench as a rank on each GPU, which
+opens the GPU's libraries, makes a communicator and checks an all-reduce; --deep=false leaves
+that out, -np N asks for it.
 
-With --registration ranks of gorun-bench (one a GPU; two on the host platform) call collectives on private memory, on
-nccl.Alloc memory, in an arena and in windows, captured and not, and the table shows for each buffer whether it was
-really registered, by NCCL's own log (on the host platform by the communicator's counters), and when it was given back.
+With --registration ranks of gorun-bench (one a GPU; two on the host platform) call
+collectives on private memory, on nccl.Alloc memory, in an arena and in windows, captured and
+not, and the table shows for each buffer whether it was really registered, by NCCL's own log
+(on the host platform by the communicator's counters), and when it was given back.
 
-Exit code 0: nothing would stop a job; 1: something would (a line says what mends it); others as in help exit-codes.`
+Exit code 0: nothing would stop a job; 1: something would (a line says what mends it); others
+as in help exit-codes.`
 
 // checkRequest is a command line of gorun check.
 type checkRequest struct {
@@ -61,9 +66,6 @@ func (v flagValue) Type() string     { return v.def.arg }
 func (v flagValue) IsBoolFlag() bool { return v.def.arg == "" }
 
 func (v flagValue) Set(s string) error {
-	if v.def.arg == "" && s != "true" {
-		return usagef("it takes no value")
-	}
 	return v.def.set(v.q, s)
 }
 
@@ -114,11 +116,11 @@ func newCheckCmd(io stdio) *cobra.Command {
 		long := strings.TrimLeft(d.names[len(d.names)-1], "-")
 		switch {
 		case name == "-H":
-			f.VarP(v, long, "H", d.help)
+			f.VarP(v, long, "H", d.helpAndEnv())
 		case d.arg == "":
-			f.VarPF(v, long, "", d.help).NoOptDefVal = "true"
+			f.VarPF(v, long, "", d.helpAndEnv()).NoOptDefVal = "true"
 		default:
-			f.Var(v, long, d.help)
+			f.Var(v, long, d.helpAndEnv())
 		}
 	}
 	return c

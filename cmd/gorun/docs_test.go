@@ -104,6 +104,34 @@ func TestFlagsAreDocumented(t *testing.T) {
 	}
 }
 
+// The help names the flags that each of several programs may have.
+func TestProgramFlagsAreDocumented(t *testing.T) {
+	_, behind, _ := strings.Cut(description, "behind a colon stand")
+	for _, d := range flagDefs {
+		word := " " + d.names[0]
+		if named := strings.Contains(behind, word+",") || strings.Contains(behind, word+" ") || strings.Contains(behind, word+"."); named != d.app {
+			t.Errorf("%s is named behind a colon: %t, want %t", d.names[0], named, d.app)
+		}
+	}
+}
+
+// Help is for terminals of 100 columns: but for what is made of the tables of flags and variables, which have a line each.
+func TestHelpFits(t *testing.T) {
+	texts := map[string]string{"check": checkLong, "bench": benchHelp}
+	for _, topic := range helpTopics() {
+		if topic.name != "environment" && topic.name != "man" {
+			texts[topic.name] = topic.text()
+		}
+	}
+	for name, text := range texts {
+		for line := range strings.Lines(text) {
+			if len(line) > 101 {
+				t.Errorf("help %s: line of %d columns: %q", name, len(line)-1, line)
+			}
+		}
+	}
+}
+
 // Each exit code of launcher is in help exit-codes, and none that is no code.
 func TestExitCodesAreDocumented(t *testing.T) {
 	for name, code := range map[string]int{"usage": launcher.ExitUsage, "not started": launcher.ExitNotStarted, "host lost": launcher.ExitHostLost, "timeout": launcher.ExitTimeout,

@@ -32,8 +32,8 @@ A job file's program gets the arguments that follow the file after its own.
 
 Several programs are separated by a colon; ranks are numbered through them, and
 GORUN_APP tells a rank which it is. Flags before the first are the whole job's, but
-for its -np; behind a colon stand -np, which each needs, -x, --wdir and --device. Behind
--- a colon is an argument.
+for its -np; behind a colon stand -np, which each needs, -x, --wdir, --device and --mpi.
+Behind -- a colon is an argument.
 `
 
 const precedence = "A flag wins over the variable in brackets, that over the job file."
@@ -74,7 +74,7 @@ func (d *flagDef) helpAndEnv() string {
 func commandsHelp() string {
 	const head = `  run         the same as gorun without a command, where a program has a command's name
   bench       measure collectives
-  check       look at this machine: what would stop a job
+  check       look at this machine, or at the hosts of a job: what would stop it
   config      check a job file, or show what it asks for
   version     print the version
   completion  write a completion script for a shell
@@ -111,7 +111,7 @@ func helpTopics() []helpTopic {
 		{"hosts", "how hosts are given, reached and filled", func() string { return hostsHelp }},
 		{"environment", "variables that gorun sets and reads", environmentHelp},
 		{"job-file", "the form of a job file", jobFileHelp},
-		{"mpi", "programs with MPI: MPICH, Intel MPI, MVAPICH2", func() string { return mpiHelp }},
+		{"mpi", "programs with MPI: MPICH, Intel MPI, MVAPICH2, Open MPI", func() string { return mpiHelp }},
 		{"output", "what becomes of the ranks' output, and who reads stdin", func() string { return outputHelp }},
 		{"placement", "which CPUs and GPUs ranks get", func() string { return placementHelp }},
 		{"python", "programs with PyTorch, JAX, Lightning, accelerate", func() string { return pythonHelp }},
@@ -143,7 +143,8 @@ var exitCodes = []struct {
 	{"143", "gorun was ended by SIGTERM"},
 }
 
-const exitCodesEnd = "When a rank fails, the others get 0.15 s to end by themselves; then they are asked to end (SIGTERM) and killed after --kill-grace. See help failures."
+const exitCodesEnd = `When a rank fails, the others get 0.15 s to end by themselves; then they are asked to
+end (SIGTERM) and killed after --kill-grace. See help failures.`
 
 func exitCodesHelp() string {
 	var b strings.Builder
@@ -260,7 +261,8 @@ a word of CMD has %h it stands for the host (%r user, %p port), and only the lin
 The hosts must still reach each other by IP, unless there is one alone.
 
 Ranks on other hosts have the environment of a login there and NCCL_*, MCCL_*, OMPI_MCA_*,
-GLOO_SOCKET_IFNAME, GORUN_*_LIB, -x NAME, -x NAME=VALUE and [env] of here; not PATH, LD_LIBRARY_PATH or HOME.
+GLOO_SOCKET_IFNAME, GORUN_*_LIB, -x NAME, -x NAME=VALUE and [env] of here; not PATH,
+LD_LIBRARY_PATH or HOME.
 
 A program that is given by its path, or as a Go package, is sent to each host that lacks
 the same file at that path; a name is looked up in the host's PATH. --stage FILE sends a

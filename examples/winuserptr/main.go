@@ -58,8 +58,11 @@ func winUserPtr(ctx context.Context, job *bootstrap.Job, n int, stdout io.Writer
 	}
 	defer comm.Close()
 
-	ok, why := comm.WindowSupport()
-	fmt.Fprintf(stdout, "windows: %t %s\n", ok, why)
+	if ok, why := comm.WindowSupport(); ok {
+		fmt.Fprintln(stdout, "windows: yes")
+	} else {
+		fmt.Fprintln(stdout, "windows: no:", why)
+	}
 	// Without windows it is nil, on all ranks, and no error.
 	window, err := comm.Window(ctx, buf.All().Range())
 	if err != nil {

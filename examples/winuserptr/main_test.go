@@ -20,7 +20,7 @@ func TestWinUserPtr(t *testing.T) {
 			out := exampletest.InProcess(t, ranks, func(ctx context.Context, job *bootstrap.Job, stdout io.Writer) error {
 				return winUserPtr(ctx, job, 1000, stdout)
 			})
-			exampletest.Contains(t, out, "windows: true", "the window's user pointer is 0x", "the library has the same")
+			exampletest.Contains(t, out, "windows: yes\n", "the window's user pointer is 0x", "the library has the same")
 		})
 	}
 }
