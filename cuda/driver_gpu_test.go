@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"reflect"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -106,34 +105,7 @@ func TestFakeDriver(t *testing.T) {
 // buildFake compiles a library of testdata, which is written with CUDA's names, with a vendor's.
 func buildFake(t testing.TB, v *cusys.Vendor, source, soname string) string {
 	t.Helper()
-	text, err := os.ReadFile(source)
-	check(t, err)
-	args := []string{"-pthread", "-D" + v.Name}
-	for _, m := range regexp.MustCompile(`\b(cu|nvrtc)([A-Z]\w+)\(`).FindAllStringSubmatch(string(text), -1) {
-		library, name := m[1], m[2]
-		switch {
-		case v == cusys.MUSA && library == "cu":
-			library = "mu"
-		case v == cusys.MUSA:
-			library = "mtrtc"
-		case v == cusys.HIP && library == "cu":
-			library, name = "hip", strings.TrimSuffix(name, "_v2")
-			if other, ok := hipNames[name]; ok {
-				name = other
-			}
-		case v == cusys.HIP:
-			library, name = "hiprtc", strings.Replace(name, "PTX", "Code", 1)
-		}
-		args = append(args, fmt.Sprintf("-D%s%s=%s%s", m[1], m[2], library, name))
-	}
-	return dltest.Build(t, source, soname, args...)
-}
-
-// hipNames are AMD's names that are not CUDA's with another prefix.
-var hipNames = map[string]string{
-	"DeviceGetCount": "GetDeviceCount", "CtxSynchronize": "DeviceSynchronize", "MemAlloc": "Malloc", "MemFree": "Free", "MemAllocHost": "HostMalloc",
-	"MemFreeHost": "HostFree", "PointerGetAttributes": "DrvPointerGetAttributes", "StreamCreate": "StreamCreateWithFlags",
-	"EventCreate": "EventCreateWithFlags", "LaunchKernel": "ModuleLaunchKernel",
+	return dltest.Build(t, source, soname, append(dltest.Maker(t, v.Name, source), "-pthread")...)
 }
 
 // fetch reads device memory.

@@ -35,6 +35,10 @@ func Explain(c *Comm) string {
 func (l *library) explain(line func(what, format string, args ...any)) {
 	v := l.sys.Vendor()
 	line("library", "%s", l.sys)
+	able := "yes: "
+	if v != ncclsys.NCCL {
+		able = "unproven: " // nothing of it has run on hardware
+	}
 	yes := func(f ncclsys.Feature, then string) string {
 		if err := l.sys.Need(f); err != nil {
 			return "no: " + err.Error()
@@ -47,7 +51,7 @@ func (l *library) explain(line func(what, format string, args ...any)) {
 				return "no: " + s.String()
 			}
 		}
-		return "yes: " + then
+		return able + then
 	}
 	line("registration, local", "%s", yes(ncclsys.Register, "memory of nccl.Alloc, by Comm.Register"))
 	line("registration, graph", "%s", yes(ncclsys.GraphRegister, "memory of nccl.Alloc, by graphs.Capture; small calls (protocol LL), in-place ring all-reduce, reduce and reduce-scatter use no registration"))
@@ -58,7 +62,7 @@ func (l *library) explain(line func(what, format string, args ...any)) {
 	if why := l.unableWhy(); why != "" {
 		line("windows", "no: %s", why)
 	} else {
-		line("windows", "yes: for captured all-reduce, all-gather and reduce-scatter, %s", unaskedText(len(l.c.ranks)))
+		line("windows", "%sfor captured all-reduce, all-gather and reduce-scatter, %s", able, unaskedText(len(l.c.ranks)))
 	}
 	if err := l.sys.Need(ncclsys.WindowPointers); err != nil {
 		line("addresses of windows", "no: %v", err)
@@ -112,10 +116,10 @@ func (l *library) sharp() string {
 	if len(perHost) == 1 {
 		return "no: it works between hosts, all ranks are on one"
 	}
-	for h, n := range perHost {
-		if n > 1 {
-			return fmt.Sprintf("unproven: registered buffers want one rank a host, host %d has %d", h, n)
+	for _, r := range l.c.ranks {
+		if h := l.c.job.NodeOf(r); perHost[h] > 1 {
+			return fmt.Sprintf("unproven: registered buffers want one rank a host, host %d has %d", h, perHost[h])
 		}
 	}
-	return "unproven: one rank a host, any memory of the device"
+	return "unproven: one rank a host; by capture any memory of the device, by Comm.Register that of nccl.Alloc"
 }

@@ -29,9 +29,7 @@ func fakeLibraries(t testing.TB, args ...string) []string {
 	if os.Getenv(fakeVar) != "" {
 		return nil
 	}
-	driver := dltest.Build(t, "../cuda/testdata/driver.c", "libcuda.so.1", "-lpthread")
-	library := dltest.Build(t, "testdata/nccl.c", "libnccl.so.2", append([]string{"-lpthread", "-ldl"}, args...)...)
-	return append(dltest.LibraryOnly(), fakeVar+"=1", "GORUN_CUDA_LIB="+driver, "GORUN_NCCL_LIB="+library, "GORUN_DEVICE=", "FAKE_DEVICES=8")
+	return append(dltest.LibraryOnly(), append(makerOf(t).libraries(t, args...), fakeVar+"=1", "GORUN_DEVICE=", "FAKE_DEVICES=8")...)
 }
 
 // onLibrary runs f on two ranks, each a process with its own device: with the test's libraries, and on real GPUs. wants says how ranks end otherwise than well.

@@ -1,5 +1,5 @@
 /* A collective library that works, without a GPU, between processes of one machine: ranks meet in a shared file, and each operation is a host
- * function on its stream (of the driver in GORUN_CUDA_LIB). Like the real one it notices nothing: where a peer does not come or calls something
+ * function on its stream (of the driver in DRIVER, GORUN_CUDA_LIB). Like the real one it notices nothing: where a peer does not come or calls something
  * else the stream never gets ready, and after an abort it says success. FAKE_LOG names a file for the calls, FAKE_NCCL has words that change what it does. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,6 +16,11 @@
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
+#ifndef DRIVER
+#define DRIVER "GORUN_CUDA_LIB"
+#endif
+#define TEXT(name) #name
+#define SYMBOL(h, name) dlsym(h, TEXT(name)) /* with the name that the compiler's arguments give it */
 #ifndef VERSION
 #define VERSION 22803
 #endif
@@ -30,20 +35,32 @@ static int (*mem_alloc)(uint64_t *, size_t), (*mem_free)(uint64_t);
 static int (*get_current)(uintptr_t *), (*set_current)(uintptr_t);
 static int (*address_range)(uintptr_t *, size_t *, uintptr_t), (*pointer_attributes)(unsigned, const int *, void **, uintptr_t);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+#ifdef HIP /* has devices in place of contexts */
+static int (*get_device)(int *), (*set_device)(int);
+static int get_device_as_context(uintptr_t *c) { int d = -1, rc = get_device(&d); *c = d + 1; return rc == 201 ? 0 : rc; }
+static int set_device_of_context(uintptr_t c) { return set_device((int)c - 1); }
+#endif
 
 static void bind_driver(void) {
-	void *h = dlopen(getenv("GORUN_CUDA_LIB"), RTLD_NOW);
-	launch_host_func = (int (*)(stream_t, void (*)(void *), void *))dlsym(h, "cuLaunchHostFunc");
-	is_capturing = (int (*)(stream_t, int *))dlsym(h, "cuStreamIsCapturing");
-	capture_info = (int (*)(stream_t, int *, uint64_t *, void **, void **, size_t *))dlsym(h, "cuStreamGetCaptureInfo_v2");
-	object_create = (int (*)(void **, void *, void (*)(void *), unsigned, unsigned))dlsym(h, "cuUserObjectCreate");
-	graph_retain = (int (*)(void *, void *, unsigned, unsigned))dlsym(h, "cuGraphRetainUserObject");
-	mem_alloc = (int (*)(uint64_t *, size_t))dlsym(h, "cuMemAlloc_v2");
-	mem_free = (int (*)(uint64_t))dlsym(h, "cuMemFree_v2");
-	get_current = (int (*)(uintptr_t *))dlsym(h, "cuCtxGetCurrent");
-	set_current = (int (*)(uintptr_t))dlsym(h, "cuCtxSetCurrent");
-	address_range = (int (*)(uintptr_t *, size_t *, uintptr_t))dlsym(h, "cuMemGetAddressRange_v2");
-	pointer_attributes = (int (*)(unsigned, const int *, void **, uintptr_t))dlsym(h, "cuPointerGetAttributes");
+	void *h = dlopen(getenv(DRIVER), RTLD_NOW);
+	launch_host_func = (int (*)(stream_t, void (*)(void *), void *))SYMBOL(h, cuLaunchHostFunc);
+	is_capturing = (int (*)(stream_t, int *))SYMBOL(h, cuStreamIsCapturing);
+	capture_info = (int (*)(stream_t, int *, uint64_t *, void **, void **, size_t *))SYMBOL(h, cuStreamGetCaptureInfo_v2);
+	object_create = (int (*)(void **, void *, void (*)(void *), unsigned, unsigned))SYMBOL(h, cuUserObjectCreate);
+	graph_retain = (int (*)(void *, void *, unsigned, unsigned))SYMBOL(h, cuGraphRetainUserObject);
+	mem_alloc = (int (*)(uint64_t *, size_t))SYMBOL(h, cuMemAlloc_v2);
+	mem_free = (int (*)(uint64_t))SYMBOL(h, cuMemFree_v2);
+#ifdef HIP
+	get_device = (int (*)(int *))dlsym(h, "hipGetDevice");
+	set_device = (int (*)(int))dlsym(h, "hipSetDevice");
+	get_current = get_device_as_context;
+	set_current = set_device_of_context;
+#else
+	get_current = (int (*)(uintptr_t *))SYMBOL(h, cuCtxGetCurrent);
+	set_current = (int (*)(uintptr_t))SYMBOL(h, cuCtxSetCurrent);
+#endif
+	address_range = (int (*)(uintptr_t *, size_t *, uintptr_t))SYMBOL(h, cuMemGetAddressRange_v2);
+	pointer_attributes = (int (*)(unsigned, const int *, void **, uintptr_t))SYMBOL(h, cuPointerGetAttributes);
 }
 
 static int word(const char *w) { const char *v = getenv("FAKE_NCCL"); return v && strstr(v, w); }
@@ -165,6 +182,9 @@ struct config { size_t size; unsigned magic, version; int blocking, cga, minCTAs
 	int collnet, policy, shrink, nvls, per_peer, centric, graph; };
 
 API int ncclGetVersion(int *v) { *v = VERSION; return 0; }
+#ifdef MUSA
+API int mcclCommMuDevice(struct comm *c, int *device) { (void)c, (void)device; return 0; } /* tells it from other makers' libraries; not called */
+#endif
 API const char *ncclGetErrorString(int rc) { return rc == 5 ? "invalid usage" : rc == 4 ? "invalid argument" : "some error"; }
 static char last[256];
 API const char *ncclGetLastError(struct comm *c) { (void)c; return last; }
@@ -739,15 +759,15 @@ API int ncclGroupEnd(void) {
 }
 
 #define COLL(name, kind, params, red, root)                                                                   \
-	API int nccl##name params {                                                                               \
-		note(#name " n=%zu type=%d red=%d root=%d", n, t, red, root);                                         \
+	API int name params {                                                                                     \
+		note("%s n=%zu type=%d red=%d root=%d", &#name[4], n, t, red, root);                                   \
 		return enqueue((struct op){kind, c, send, recv, n, t, red, root, 0, "", 0}, s);                              \
 	}
-COLL(AllReduce, ALLREDUCE, (const void *send, void *recv, size_t n, int t, int op, struct comm *c, stream_t s), op, 0)
-COLL(Reduce, REDUCE, (const void *send, void *recv, size_t n, int t, int op, int root, struct comm *c, stream_t s), op, root)
-COLL(Broadcast, BROADCAST, (const void *send, void *recv, size_t n, int t, int root, struct comm *c, stream_t s), 0, root)
-COLL(AllGather, ALLGATHER, (const void *send, void *recv, size_t n, int t, struct comm *c, stream_t s), 0, 0)
-COLL(ReduceScatter, REDUCESCATTER, (const void *send, void *recv, size_t n, int t, int op, struct comm *c, stream_t s), op, 0)
+COLL(ncclAllReduce, ALLREDUCE, (const void *send, void *recv, size_t n, int t, int op, struct comm *c, stream_t s), op, 0)
+COLL(ncclReduce, REDUCE, (const void *send, void *recv, size_t n, int t, int op, int root, struct comm *c, stream_t s), op, root)
+COLL(ncclBroadcast, BROADCAST, (const void *send, void *recv, size_t n, int t, int root, struct comm *c, stream_t s), 0, root)
+COLL(ncclAllGather, ALLGATHER, (const void *send, void *recv, size_t n, int t, struct comm *c, stream_t s), 0, 0)
+COLL(ncclReduceScatter, REDUCESCATTER, (const void *send, void *recv, size_t n, int t, int op, struct comm *c, stream_t s), op, 0)
 
 static int message(int send, void *p, size_t n, int t, int peer, struct comm *c, stream_t s) {
 	note("%s n=%zu type=%d peer=%d", send ? "Send" : "Recv", n, t, peer);

@@ -39,8 +39,6 @@ var MCCL = &Vendor{
 		Symbol: "mcclCommMuDevice", Sole: "libmccl.so",
 		Foreign: map[string]string{"mcclCommMcDevice": "MetaX's MCCL"},
 	},
-	// Nothing is published about registration by capture: it must not be counted on.
-	lacks: map[Feature]bool{GraphRegister: true, Sharp: true},
 }
 
 // RCCL is AMD's. Its functions have NCCL's names.
