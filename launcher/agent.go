@@ -2,6 +2,7 @@ package launcher
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -92,6 +93,7 @@ type agent struct {
 	oom      *oomWatch                                      // the watcher's
 	letDie   chan struct{}                                  // closed: the forking thread may end
 	forked   atomic.Bool                                    // no more ranks are started
+	left     bool                                           // reap gave up; of the goroutine that calls it
 	register func(ep, op, fd int, e *unix.EpollEvent) error // unix.EpollCtl; tests make it fail
 
 	mu       sync.Mutex       // guards the rest
@@ -565,7 +567,8 @@ func (a *agent) adopted() {
 }
 
 // reap ends what is left of the job after all ranks have ended and returns how many processes it killed.
-// It ends the keeper, too, if from here on nothing is left for it to do.
+// It ends the keeper, too, if from here on nothing is left for it to do: behind all others, as this process may be killed meanwhile. What does not
+// end is left to the keeper.
 func (a *agent) reap() (killed int) {
 	a.mu.Lock()
 	for i, pid := range a.pids {
@@ -579,23 +582,34 @@ func (a *agent) reap() (killed int) {
 	}
 	a.mu.Unlock()
 	if !a.cfg.ownChild {
-		n := keeper.Sweep(a.cfg.job, nil, time.Second)
+		n := keeper.Sweep(a.cfg.job, nil, reapBound)
+		a.left = n > 0
 		a.stopKeeper()
 		return n
 	}
+	spare := a.cfg.spare
+	if a.keeps() {
+		spare = maps.Clone(spare)
+		if spare == nil {
+			spare = map[int]bool{}
+		}
+		spare[a.cfg.keeper.PID()] = true
+	}
+	killed, a.left = killChildren(spare, reapBound)
 	if !a.cfg.files {
 		a.stopKeeper()
 	}
-	return killChildren(a.cfg.spare, reapBound)
+	return killed
 }
 
 // reapBound is how long a process that was left behind may take to die of SIGKILL.
 const reapBound = time.Second
 
-// killChildren ends all children of this process but those to spare, and those that they leave to it, its subreaper, and returns how many it killed.
-// It gives up when none has been found that was not killed before for as long as bound; who has waited for the CPU for so long still looks.
-func killChildren(spare map[int]bool, bound time.Duration) (killed int) {
-	self := syscall.Getpid()
+// killChildren ends all children of this process but those to spare, and those that they leave to it, its subreaper. It returns how many it killed,
+// and whether some have not ended.
+// It gives up when for as long as bound none has been found that was not killed before, and those wait for no CPU; who has waited for the CPU for so
+// long itself still looks.
+func killChildren(spare map[int]bool, bound time.Duration) (killed int, left bool) {
 	dead := map[int]bool{}
 	begin := time.Now()
 	for last := begin; ; time.Sleep(time.Millisecond) {
@@ -605,10 +619,13 @@ func killChildren(spare map[int]bool, bound time.Duration) (killed int) {
 				pid, err = syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
 			}
 			if err != nil {
-				break // ECHILD: nothing is left
+				return len(dead), false // ECHILD
 			}
+		} else if keeper.OnlyChildren(spare) {
+			return len(dead), false
 		}
-		left := false
+		self, starved := syscall.Getpid(), false
+		left = false
 		for _, p := range keeper.Processes() {
 			if p.Parent != self || spare[p.PID] {
 				continue
@@ -619,18 +636,31 @@ func killChildren(spare map[int]bool, bound time.Duration) (killed int) {
 			} else if syscall.Kill(p.PID, syscall.SIGKILL) == nil && !dead[p.PID] {
 				dead[p.PID] = true
 				last = time.Now()
+			} else {
+				starved = starved || p.State == 'R'
 			}
 		}
-		if !left && len(spare) > 0 || time.Since(last) > bound || time.Since(begin) > 10*bound+time.Second {
-			break
+		if !left && len(spare) > 0 {
+			return len(dead), false
+		}
+		if time.Since(last) > bound && !starved || time.Since(begin) > 10*bound+time.Second {
+			return len(dead), true
 		}
 	}
-	return len(dead)
 }
 
+// keeps reports whether there is a keeper.
+func (a *agent) keeps() bool { return a.cfg.keeper != nil && a.cfg.keeper.PID() != 0 }
+
+// stopKeeper ends the keeper, or leaves to it what is left.
 func (a *agent) stopKeeper() {
-	if a.cfg.keeper != nil && a.cfg.keeper.PID() != 0 {
-		a.poller.drop(a.cfg.keeper.Lost())
+	if !a.keeps() {
+		return
+	}
+	a.poller.drop(a.cfg.keeper.Lost())
+	if a.left || !a.forked.Load() { // a rank may still be started
+		a.cfg.keeper.Leave()
+	} else {
 		a.cfg.keeper.Stop()
 	}
 }

@@ -192,6 +192,20 @@ func (k *Keeper) Stop() {
 			break
 		}
 	}
+	k.close()
+}
+
+// Leave has the keeper end what is left of the job, which is its alone from here on, and then itself. It removes nothing.
+func (k *Keeper) Leave() {
+	if k.pid == 0 {
+		return
+	}
+	_ = k.send("left\n")
+	go syscall.Wait4(k.pid, nil, 0, nil) // this process may end before it
+	k.close()
+}
+
+func (k *Keeper) close() {
 	k.pid = 0
 	syscall.Close(k.life)
 	syscall.Close(k.lost)
@@ -295,7 +309,7 @@ func cut(s []byte, at byte) (before, after []byte, found bool) {
 }
 
 // orders is what the keeper has been told, a line each: "job ID NODE", "session PID", "remove PATH", "rmdir PATH", "share PATH",
-// "done".
+// "left" (only processes are), "done".
 type orders struct {
 	job      Job
 	sessions map[int]bool
@@ -333,6 +347,8 @@ func (o *orders) feed(data []byte) (done bool) {
 			o.dirs = addPath(o.dirs, arg)
 		case "share":
 			o.shared = addPath(o.shared, arg)
+		case "left":
+			o.paths, o.dirs, o.shared = nil, nil, nil
 		case "done":
 			return true
 		}

@@ -89,6 +89,25 @@ func Processes() []Process {
 	return all
 }
 
+// OnlyChildren reports whether the kernel tells that this process has no children but some of these, without a look at all processes. It has one of
+// them at least: a kernel without such lists tells nothing.
+func OnlyChildren(of map[int]bool) bool {
+	const tasks = "/proc/self/task"
+	some := false
+	for _, task := range entries(tasks) {
+		for list := readFile(tasks + "/" + task + "/children"); len(list) > 0; {
+			var word []byte
+			word, list, _ = cut(list, ' ')
+			pid, err := strconv.Atoi(string(word))
+			if err != nil || !of[pid] {
+				return false
+			}
+			some = true
+		}
+	}
+	return some
+}
+
 func open(file string, flags int) (fd int, err error) {
 	for {
 		fd, err = syscall.Open(file, syscall.O_RDONLY|syscall.O_CLOEXEC|flags, 0)
