@@ -120,7 +120,7 @@ func TestForeignProc(t *testing.T) {
 }
 
 func TestOrders(t *testing.T) {
-	const all = "job ab12 3\nsession 17\nsession 0\nsession -4\nsession 1\nsession x\nunknown\nsession 18\n" +
+	const all = "job ab12 3\nremove /gone\nshare /gone\nrmdir /gone\nleft\nsession 17\nsession 0\nsession -4\nsession 1\nsession x\nunknown\nsession 18\n" +
 		"remove /a b\nremove c\nrmdir /d\nrmdir /\nshare /d/e\nrmdir /f\nshare \n"
 	want := orders{job: Job{"ab12", 3}, sessions: map[int]bool{17: true, 18: true}, paths: []string{"/a b"}, dirs: []string{"/d", "/f"}, shared: []string{"/d/e"}}
 	for cut := range len(all) {
