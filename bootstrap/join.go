@@ -14,7 +14,7 @@ import (
 // it does not wait for the other ranks.
 //
 // Under another launcher (mpirun, torchrun, srun, ...) with all ranks on one host, rank 0 serves the job
-// in its own process, and Join waits for it, at most 60 s.
+// in its own process, and Join waits for it, at most 60 s. Its ranks on several hosts do not meet: that is an error.
 func Join(ctx context.Context) (*Job, error) {
 	env, err := rankenv.Current()
 	if err != nil {

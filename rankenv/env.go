@@ -31,7 +31,7 @@ type Env struct {
 // Current reads os.Environ.
 func Current() (Env, error) { return FromEnviron(os.Environ()) }
 
-// Environ returns the variables that tell a rank its place: GORUN_*, PyTorch's env://, JAX's.
+// Environ returns the variables that tell a rank its place: GORUN_*, PyTorch's env://, JAX's, DeepSpeed's.
 // The variables of the meeting point (MASTER_*, JAX_COORDINATOR_ADDRESS) are there only where
 // the meeting point is set.
 func (e Env) Environ() []string {

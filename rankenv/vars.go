@@ -16,8 +16,7 @@ const (
 	ByDefault              // gorun sets it for each rank of a job on several hosts, where neither the user nor the host has
 )
 
-// Vars is every variable that gorun gives to a rank and every setting that a rank reads from its
-// environment through this package and package bootstrap.
+// Vars is every variable that gorun gives to a rank, and every setting of a user that gorun's packages read in a rank.
 var Vars = []Var{
 	{"GORUN_JOB_ID", ByGorun, "id of the job, unique per launch"},
 	{"GORUN_RANK", ByGorun, "rank of this process, from 0"},
