@@ -397,10 +397,10 @@ func TestFabricOnlyWhereItIs(t *testing.T) {
 			f := newFake(t, v)
 			p := PinnedProp(3, HandleFD|HandleFabric)
 			_, err := f.MemCreate(4096, &p)
-			if v == CUDA && err != nil {
+			if v != HIP && err != nil {
 				t.Error(err)
 			}
-			if v != CUDA && (!errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), v.Name+" has no fabric handles")) {
+			if v == HIP && (!errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), v.Name+" has no fabric handles")) {
 				t.Errorf("error = %v", err)
 			}
 		})

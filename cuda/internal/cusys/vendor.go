@@ -79,7 +79,7 @@ var MUSA = &Vendor{
 		Name: "MTRTC", Search: gpulib.MTRTC,
 		Symbol: "mtrtcVersion",
 	},
-	Handles:        HandleFD,
+	Handles:        HandleFD | HandleFabric, // as its manual asks for; an allocator tries without, too
 	version:        cudaVersion,
 	fdByPointer:    never,
 	compilerPrefix: "mtrtc", codeSize: "GetPTXSize", code: "GetPTX",
