@@ -582,7 +582,7 @@ func (a *agent) reap() (killed int) {
 	}
 	a.mu.Unlock()
 	if !a.cfg.ownChild {
-		n := keeper.Sweep(a.cfg.job, nil, reapBound)
+		n := keeper.Sweep(a.cfg.job, nil, reapBound, false)
 		a.left = n > 0
 		a.stopKeeper()
 		return n

@@ -236,7 +236,7 @@ func serve(session int) {
 		syscall.Close(session) // else the other side would not see the agent's end before ours
 	}
 	if o.job.ID != "" {
-		Sweep(o.job, o.sessions, killBound)
+		Sweep(o.job, o.sessions, killBound, true)
 	}
 	shared := NewShared(o.job.ID)
 	for _, path := range o.shared {

@@ -21,21 +21,30 @@ func removeAll(path, job string) bool {
 }
 
 // entries are the names in a directory.
-func entries(path string) []string {
+func entries(path string) (names []string) {
+	eachEntry(path, 8192, func(name string) { names = append(names, name) })
+	return names
+}
+
+// eachEntry hands on the names in a directory, as many at once as a buffer of size bytes takes.
+func eachEntry(path string, size int, f func(name string)) {
 	dir, err := open(path, syscall.O_DIRECTORY)
 	if err != nil {
-		return nil
+		return
 	}
 	defer syscall.Close(dir)
 	var names []string
-	for buf := make([]byte, 8192); ; {
+	for buf := make([]byte, size); ; {
 		n, err := syscall.ReadDirent(dir, buf)
 		if err == syscall.EINTR {
 			continue
 		}
 		if err != nil || n <= 0 {
-			return names
+			return
 		}
-		_, _, names = syscall.ParseDirent(buf[:n], -1, names)
+		_, _, names = syscall.ParseDirent(buf[:n], -1, names[:0])
+		for _, name := range names {
+			f(name)
+		}
 	}
 }

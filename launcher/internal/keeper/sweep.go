@@ -6,22 +6,31 @@ import (
 	"time"
 )
 
+// emptyLooks is how many looks in a row must find nothing where there may be something: a process has no environment for a moment while it starts a
+// program, and those that fork and end are elsewhere when they are looked for. The time between looks doubles, from lookAgain on.
+const (
+	emptyLooks = 6
+	lookAgain  = 2 * time.Millisecond
+)
+
 // Sweep kills (SIGKILL) every process of the sessions and every process that carries the job's id in its
 // environment, again and again until it finds none, or for as long as the bound none that it had not killed before. It returns how many are left.
+// Where its first look finds none it is content with that if it is not sure that there is something.
 // It sees what the caller may see: processes of other users are out of its reach. Ranks of other hosts of the job, which
 // may be this same machine, are theirs.
-func Sweep(job Job, sessions map[int]bool, bound time.Duration) int {
+func Sweep(job Job, sessions map[int]bool, bound time.Duration, sure bool) int {
 	for sid := range sessions {
 		syscall.Kill(-sid, syscall.SIGKILL)
 	}
 	self := syscall.Getpid()
 	dead := map[int]bool{}
 	begin := time.Now()
-	for last := begin; ; {
+	pause := lookAgain
+	for last, empty := begin, 0; ; {
 		found := 0
-		for _, p := range Processes() {
+		eachProcess(func(p Process) {
 			if p.PID == self || p.State == 'Z' || p.State == 'X' {
-				continue
+				return
 			}
 			if sessions[p.Session] || sessions[p.Group] || job.marks(readFile("/proc/"+strconv.Itoa(p.PID)+"/environ")) {
 				found++
@@ -30,11 +39,19 @@ func Sweep(job Job, sessions map[int]bool, bound time.Duration) int {
 					last = time.Now()
 				}
 			}
+		})
+		if found > 0 {
+			sure, empty, pause = true, 0, lookAgain
+		} else if empty++; !sure || empty == emptyLooks {
+			return 0
 		}
-		if found == 0 || time.Since(last) > bound || time.Since(begin) > 10*bound {
+		if time.Since(last) > bound && found > 0 || time.Since(begin) > 10*bound {
 			return found
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(pause)
+		if found == 0 {
+			pause *= 2
+		}
 	}
 }
 
@@ -70,23 +87,28 @@ type Process struct {
 
 // Processes reads the process table. It is empty where /proc is missing or shows another process namespace than this
 // process is in: its numbers would name others here.
-func Processes() []Process {
+func Processes() (all []Process) {
+	eachProcess(func(p Process) { all = append(all, p) })
+	return all
+}
+
+// eachProcess reads the process table for Processes, and hands each process on at once: one that forks and ends soon is no more when all names have
+// been read first.
+func eachProcess(f func(Process)) {
 	self := make([]byte, 16)
 	n, err := syscall.Readlink("/proc/self", self)
 	if err != nil || string(self[:n]) != strconv.Itoa(syscall.Getpid()) {
-		return nil
+		return
 	}
-	var all []Process
-	for _, name := range entries("/proc") {
+	eachEntry("/proc", 512, func(name string) {
 		if name[0] < '0' || name[0] > '9' {
-			continue
+			return
 		}
 		// An empty one has ended.
 		if p, ok := parseStat(readFile("/proc/" + name + "/stat")); ok {
-			all = append(all, p)
+			f(p)
 		}
-	}
-	return all
+	})
 }
 
 // OnlyChildren reports whether the kernel tells that this process has no children but some of these, without a look at all processes. It has one of

@@ -99,6 +99,9 @@ func TestMain(m *testing.M) {
 		fmt.Println("no keeper")
 		return
 	}
+	if os.Getenv("KEEPER_TEST_CHAIN") != "" {
+		sweepChains()
+	}
 	if os.Getenv("KEEPER_TEST_AGENT") != "" {
 		sessionAgent()
 	}
@@ -158,7 +161,7 @@ func TestSweep(t *testing.T) {
 	here := start(&syscall.SysProcAttr{Setsid: true}, "GORUN_JOB_ID="+id, "GORUN_NODE=1")
 	others := []*exec.Cmd{start(&syscall.SysProcAttr{Setsid: true}, "GORUN_JOB_ID="+id+"0", "GORUN_NODE=1", "X=GORUN_JOB_ID="+id),
 		start(&syscall.SysProcAttr{Setsid: true}, "GORUN_JOB_ID="+id, "GORUN_NODE=11")}
-	if left := Sweep(Job{id, 1}, map[int]bool{session.Process.Pid: true}, 10*time.Second); left != 0 {
+	if left := Sweep(Job{id, 1}, map[int]bool{session.Process.Pid: true}, 10*time.Second, true); left != 0 {
 		t.Errorf("%d processes left", left)
 	}
 	for _, cmd := range []*exec.Cmd{named, session, here} {
