@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gorun-dev/gorun/bootstrap"
@@ -483,4 +484,28 @@ func (l *library) gone() error {
 		return consequence{fmt.Errorf("communicator %s: %w", of.name, f.err)}
 	}
 	return nil
+}
+
+// untilGone is ctx, and ends with gone's error, too; stop ends the look-out for that.
+func (l *library) untilGone(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var looks sync.WaitGroup
+	looks.Go(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if err := l.gone(); err != nil {
+					cancel(err)
+				}
+			}
+		}
+	})
+	return ctx, func() {
+		cancel(nil)
+		looks.Wait()
+	}
 }

@@ -94,6 +94,7 @@ type peerOffer struct {
 	Why    string `json:",omitempty"`
 	Device string `json:",omitempty"` // its UUID
 	Lost   bool   `json:",omitempty"` // with Why: the rank has lost its device
+	Led    bool   `json:",omitempty"` // with Why: another rank has the better one
 }
 
 // peerLimit is the greatest part, in bytes, that a rank of so many sends to each other one.
@@ -171,9 +172,11 @@ func (l *library) openPeer(ctx context.Context) error {
 		}
 		var done peerOffer
 		if err := step(ctx, offers); err != nil {
-			done.Why = err.Error()
+			done.Why, done.Led = err.Error(), isConsequence(err)
 		}
-		if _, err := p.meet(ctx, done); err != nil {
+		_, err := p.meet(ctx, done)
+		l.c.acct.SetBusy("")
+		if err != nil {
 			return err
 		}
 	}
@@ -214,8 +217,10 @@ func (p *peerWay) meet(ctx context.Context, own peerOffer) ([]peerOffer, error) 
 	if r := slices.IndexFunc(offers, func(o peerOffer) bool { return o.Lost }); r >= 0 {
 		return nil, fmt.Errorf("rank %d: %s", r, offers[r].Why)
 	}
-	if r := slices.IndexFunc(offers, func(o peerOffer) bool { return o.Why != "" }); r >= 0 && p.why == "" {
-		p.why = fmt.Sprintf("rank %d: %s", r, offers[r].Why)
+	for _, led := range []bool{false, true} { // causes first
+		if r := slices.IndexFunc(offers, func(o peerOffer) bool { return o.Why != "" && o.Led == led }); r >= 0 && p.why == "" {
+			p.why = fmt.Sprintf("rank %d: %s", r, offers[r].Why)
+		}
 	}
 	return offers, nil
 }
@@ -314,11 +319,8 @@ func (p *peerWay) try(ctx context.Context, _ []peerOffer) error {
 	c := p.l.c
 	ctx, done := context.WithTimeout(ctx, peerSwap)
 	defer done()
-	defer c.job.Watch(func(e bootstrap.Event) {
-		if (e.Kind == bootstrap.RankDied || e.Kind == bootstrap.RankLeft) && slices.Contains(c.ranks, e.Rank) {
-			done() // it will not come; the meeting tells of it
-		}
-	})()
+	ctx, stop := p.l.untilGone(ctx)
+	defer stop()
 	// What this rank sends, and what it gets, lies behind the stop word.
 	words := p.stop.Words()[peerTry:]
 	words[0] = uint32(c.rank + 1)
@@ -328,15 +330,23 @@ func (p *peerWay) try(ctx context.Context, _ []peerOffer) error {
 	per, blocks, threads := peerShape(a.bytes)
 	a.per, p.items = int32(per), int64(blocks*threads)
 	err := p.kernel.Launch(p.aside, blocks, threads, p.params[:])
-	if err == nil {
-		if err = p.aside.Synchronize(ctx); err != nil {
+	launched := err == nil
+	if launched {
+		err = p.aside.Synchronize(ctx)
+	}
+	if err != nil {
+		switch {
+		case ctx.Err() == nil:
+			c.acct.SetBusy(initFailed) // or the others would wait for this rank's call
+		case launched:
+			err = context.Cause(ctx)
+		}
+		if launched {
 			p.letGo() // then it ends
 			end, done := context.WithTimeout(context.Background(), peerSwap)
 			defer done()
 			err = errors.Join(err, p.aside.Synchronize(end))
 		}
-	}
-	if err != nil {
 		return fmt.Errorf("the first call: %w", err)
 	}
 	for r := range c.ranks {

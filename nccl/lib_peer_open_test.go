@@ -48,6 +48,7 @@ func TestLibraryPeerOpenFails(t *testing.T) {
 		if err := peerOpenFails(ctx, job, driver, 0, "none", 0, false, "yes: "); err != nil { // opens what the process keeps
 			return err
 		}
+		undo := nccl.SetPeerSwap(10 * room)
 		round := 0
 		for _, c := range []struct {
 			call string
@@ -61,11 +62,12 @@ func TestLibraryPeerOpenFails(t *testing.T) {
 			{"cuMemSetAccess", 1, 2},                               // of the others': one's own is tried twice
 			{"cuMemAllocHost_v2", 0, 1}, {"cuMemsetD8Async", 0, 3}, // the stop word; what is new is cleared
 			{"cuMemAlloc_v2", 0, 1}, {"cuStreamCreate", 0, 2}, {"cuEventCreate", 0, 2}, // the order of all calls, too
+			{"cuLaunchKernel", 0, 1}, // the first call, in which the others do not wait for this rank
 		} {
 			for after := c.from; after <= c.from+c.n; after++ {
 				last := after == c.from+c.n // which is not called any more
 				culprits := []int{round % job.Size()}
-				if !last && (after > 0 || c.call == "cuMemCreate") {
+				if !last && (after > 0 || c.call == "cuMemCreate" || c.call == "cuLaunchKernel") {
 					culprits = []int{0, 1, 2}
 				}
 				round++
@@ -87,6 +89,7 @@ func TestLibraryPeerOpenFails(t *testing.T) {
 				return fmt.Errorf("wrong lines of rank %d: %w", culprit, err)
 			}
 		}
+		undo()
 		defer nccl.SetPeerSwap(2 * time.Second)()
 		if err := peerOpenFails(ctx, job, driver, 2, "lines", 0, true, "no: rank 0: the first call: ", "context deadline exceeded"); err != nil {
 			return fmt.Errorf("no lines of rank 2: %w", err)
@@ -110,7 +113,9 @@ func TestLibraryPeerOpenLost(t *testing.T) {
 		if job.Rank() == 1 {
 			driver.fail("context", 0)
 		}
-		nccl.SetPeerSwap(time.Second)
+		nccl.SetPeerSwap(10 * room) // nobody waits for it
+		ctx, cancel := context.WithTimeout(ctx, 2*room)
+		defer cancel()
 		comm, err := nccl.Init(ctx, job, dev)
 		if err == nil {
 			return errors.Join(errors.New("no error"), comm.Close())
