@@ -82,7 +82,7 @@ func (l *library) decideMixing() mixing {
 	for _, r := range l.c.ranks {
 		hosts[l.c.job.NodeOf(r)] = true
 	}
-	m := chooseMixing(v, l.sys.Version(), user, l.c.job.Nodes(), len(hosts), func(hosts int) string { return proxies(hosts, v.Prefix(), v.Lookup(), "/sys/class", l.linked) })
+	m := chooseMixing(v, l.sys.Version(), user, l.c.job.Nodes(), len(hosts), func(hosts int) string { return proxies(hosts, v.Prefix(), v.Lookup(), "/sys/class", l.apart) })
 	if v == ncclsys.NCCL && !m.config {
 		// In the library's environment only: what the process starts does not get it.
 		if m.off && user.value == "" {
@@ -119,8 +119,8 @@ func chooseMixing(v *ncclsys.Vendor, version ncclsys.Version, user userSetting, 
 }
 
 // proxies says why the library may move data by its proxies, or order its launches by what mixing does; "": it does not. class is the kernel's directory of
-// devices by class; linked reports whether all devices are joined by a way that no network is faster than.
-func proxies(hosts int, prefix string, look gpulib.Lookup, class string, linked func() bool) string {
+// devices by class; apart says why not all devices are known to be joined by a way that no network is faster than, "" where they are.
+func proxies(hosts int, prefix string, look gpulib.Lookup, class string, apart func() string) string {
 	if hosts > 1 {
 		return fmt.Sprintf("there are %d hosts, and the network's proxies want it", hosts)
 	}
@@ -132,16 +132,28 @@ func proxies(hosts int, prefix string, look gpulib.Lookup, class string, linked 
 	if value, _ := look(prefix + "NET_DISABLE_INTRA"); value == "1" {
 		return ""
 	}
-	if nic := fastNIC(class); nic != "" && !linked() {
-		return fmt.Sprintf("the library may connect devices of one host by a network device that is as fast (%s) unless %sNET_DISABLE_INTRA=1", nic, prefix)
+	if nic := fastNIC(class); nic != "" {
+		if why := apart(); why != "" {
+			return fmt.Sprintf("%s: the library may connect them by a network device that is as fast (%s) unless %sNET_DISABLE_INTRA=1", why, nic, prefix)
+		}
 	}
 	return ""
 }
 
-// linked reports whether the devices of all ranks on this host are known to be joined by NVLink.
-func (l *library) linked() bool {
-	n, linked := l.c.dev.Linked()
-	return linked && n >= l.c.job.LocalSize()
+// apart says why the devices of the ranks on this host are not known to be joined by NVLink, "" where they are.
+func (l *library) apart() string {
+	devices, linked := l.c.dev.Linked()
+	return apartText(devices, linked, l.c.job.LocalSize())
+}
+
+func apartText(devices int, linked bool, ranks int) string {
+	switch {
+	case devices < ranks:
+		return fmt.Sprintf("whether the devices of this host are joined by NVLink is not known, since this rank sees %d of them and there are %d ranks", devices, ranks)
+	case !linked:
+		return "not all devices of this host are joined by NVLink"
+	}
+	return ""
 }
 
 // fastNIC is a network device that may be faster than the way between two devices of a host without NVLink, "" if there is none: anything for RDMA, and Ethernet

@@ -203,7 +203,7 @@ func (p *peerWay) meet(ctx context.Context, own peerOffer) ([]peerOffer, error) 
 	}
 	all, err := c.group.Meet(ctx, b, "init of communicator "+c.name)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(lost, err)
 	}
 	offers := make([]peerOffer, len(all))
 	for r, b := range all {

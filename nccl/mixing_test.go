@@ -68,7 +68,7 @@ func TestProxies(t *testing.T) {
 	file("fast/net/eth2/speed", "100000\n")
 	file("fast/net/eth2/device/vendor", "0x15b3\n")
 	file("rdma/infiniband/mlx5_0/node_type", "1: CA\n")
-	const nic = "the library may connect devices of one host by a network device that is as fast (%s) unless NCCL_NET_DISABLE_INTRA=1"
+	const nic = "not all devices of this host are joined by NVLink: the library may connect them by a network device that is as fast (%s) unless NCCL_NET_DISABLE_INTRA=1"
 	cases := []struct {
 		name, class, setting, value string
 		hosts                       int
@@ -96,9 +96,13 @@ func TestProxies(t *testing.T) {
 				}
 				return "", ""
 			}
-			if got := proxies(tc.hosts, "NCCL_", look, filepath.Join(dir, tc.class), func() bool { return tc.linked }); got != tc.want {
+			if got := proxies(tc.hosts, "NCCL_", look, filepath.Join(dir, tc.class), func() string { return apartText(2, tc.linked, 2) }); got != tc.want {
 				t.Errorf("got %q, want %q", got, tc.want)
 			}
 		})
+	}
+	// A rank that sees its own device alone knows nothing of links.
+	if got, want := apartText(1, false, 2), "whether the devices of this host are joined by NVLink is not known, since this rank sees 1 of them and there are 2 ranks"; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
