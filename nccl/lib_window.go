@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/gorun-dev/gorun/cuda"
 	"github.com/gorun-dev/gorun/nccl/internal/ncclsys"
@@ -63,14 +64,27 @@ func (l *library) window(ctx context.Context, r cuda.Range) (rawWindow, error) {
 		done <- outcome{p, err}
 	}()
 	var o outcome
-	select {
-	case o = <-done:
-	case <-ctx.Done():
-		err := fmt.Errorf("window of %v: the members do not meet in the library: %w", r, context.Cause(ctx))
-		l.c.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: %v", ErrAborted, l.c.rank, err)}, true, false)
-		return nil, err
-	case <-l.c.ctx.Done():
-		return nil, context.Cause(l.c.ctx)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	var alone time.Time // since when a member that could not make its own is known
+	for back := false; !back; {
+		select {
+		case o = <-done:
+			back = true
+		case <-tick.C:
+			who := slices.IndexFunc(l.c.peers, func(p peer) bool { return p.acct.Busy() == windowFailed })
+			switch {
+			case who < 0:
+			case alone.IsZero():
+				alone = time.Now()
+			case time.Since(alone) > windowPatience:
+				return nil, l.windowGivenUp(r, fmt.Errorf("rank %d could not make its own", who))
+			}
+		case <-ctx.Done():
+			return nil, l.windowGivenUp(r, context.Cause(ctx))
+		case <-l.c.ctx.Done():
+			return nil, context.Cause(l.c.ctx)
+		}
 	}
 	if o.err != nil {
 		return nil, o.err
@@ -86,6 +100,16 @@ func (l *library) window(ctx context.Context, r cuda.Range) (rawWindow, error) {
 		return nil, nil
 	}
 	return &libWindow{l, r, h}, nil
+}
+
+// windowPatience is how long a member stays in the making of a window after another's could not be made: the library may have let it go on.
+const windowPatience = 2 * time.Second
+
+// windowGivenUp ends the communicator where a thread is left in the library.
+func (l *library) windowGivenUp(r cuda.Range, why error) error {
+	err := fmt.Errorf("window of %v: the members do not meet in the library: %w", r, why)
+	l.c.fail(&cause{kind: ErrAborted, err: err, text: fmt.Sprintf("%v by rank %d: %v", ErrAborted, l.c.rank, err)}, true, false)
+	return err
 }
 
 func (w *libWindow) user() (uintptr, error) {
@@ -289,7 +313,11 @@ func (l *library) newPanes(ctx context.Context, keys []windowed, unasked bool) (
 	case len(made) < len(keys):
 		own = append(own, l.unableWhy()...)
 	}
-	all, meetErr := l.c.Meet(ctx, own, "windows of a captured call")
+	what := "windows of a captured call"
+	if len(errs) > 0 {
+		what = windowFailed
+	}
+	all, meetErr := l.c.Meet(ctx, own, what)
 	if meetErr != nil {
 		// The end of the capture, or of the communicator, on all members alike: nobody uses the windows, and they end with the communicator.
 		l.keepPanes(&l.strays, made)

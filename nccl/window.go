@@ -67,13 +67,17 @@ func (c *Comm) Window(ctx context.Context, r cuda.Range) (*SymmetricWindow, erro
 type windowOffer struct {
 	off, len, memory uint64
 	unable           bool   // no ability; text says why
-	text             string // else what is wrong
+	failed           bool   // it could not be made ready; text says why
+	text             string // else what is wrong with the range
 }
 
 func (o windowOffer) encode() []byte {
 	b := []byte{0}
-	if o.unable {
+	switch {
+	case o.unable:
 		b[0] = 1
+	case o.failed:
+		b[0] = 2
 	}
 	for _, w := range []uint64{o.off, o.len, o.memory} {
 		b = binary.LittleEndian.AppendUint64(b, w)
@@ -82,10 +86,10 @@ func (o windowOffer) encode() []byte {
 }
 
 func decodeWindowOffer(b []byte) (o windowOffer, err error) {
-	if len(b) < 25 || b[0] > 1 {
+	if len(b) < 25 || b[0] > 2 {
 		return o, fmt.Errorf("window: message of %d bytes", len(b))
 	}
-	o.unable = b[0] == 1
+	o.unable, o.failed = b[0] == 1, b[0] == 2
 	for i, w := range []*uint64{&o.off, &o.len, &o.memory} {
 		*w = binary.LittleEndian.Uint64(b[1+8*i:])
 	}
@@ -97,6 +101,9 @@ func decodeWindowOffer(b []byte) (o windowOffer, err error) {
 func agreeWindow(offers []windowOffer) (able bool, err error) {
 	able = true
 	for r, o := range offers {
+		if o.failed {
+			return false, fmt.Errorf("rank %d: %s", r, o.text)
+		}
 		if o.text != "" && !o.unable {
 			return false, causef(ErrArgument, "rank %d: %s", r, o.text)
 		}
@@ -115,35 +122,52 @@ func (c *Comm) window(ctx context.Context, r cuda.Range) (*SymmetricWindow, erro
 		return nil, err
 	}
 	own := windowOffer{off: r.Off, len: r.Len}
+	w := &SymmetricWindow{c: c, r: r}
 	if err := c.windowRange(r); err != nil {
 		own.text = err.Error()
-	} else {
+	} else if ok, why := c.WindowSupport(); !ok {
+		own.unable, own.text = true, why
+	} else if err := w.ready(); err != nil { // before the others rely on it
+		own.failed, own.text = true, err.Error()
+	}
+	if r.Mem != nil {
 		own.memory = r.Mem.ID()
 	}
-	if ok, why := c.WindowSupport(); !ok && own.text == "" {
-		own.unable, own.text = true, why
+	able, err := w.make(ctx, own)
+	if err != nil || !able {
+		return nil, errors.Join(err, w.give())
 	}
-	what := fmt.Sprintf("window of %v", r)
+	c.mu.Lock()
+	c.windows = append(c.windows, w)
+	c.mu.Unlock()
+	return w, nil
+}
+
+// windowFailed is the meeting that a member comes to which could not make its window: where the library leaves the others in the making of theirs, it tells them.
+const windowFailed = "the end of a window that could not be made"
+
+// make meets the others, and makes the window with them: on all, or none. able is false where a member has no windows.
+func (w *SymmetricWindow) make(ctx context.Context, own windowOffer) (able bool, err error) {
+	c := w.c
+	what := fmt.Sprintf("window of %v", w.r)
 	all, err := c.meetInOrder(ctx, own.encode(), what)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	offers := make([]windowOffer, len(all))
+	w.parts = make([]windowOffer, len(all))
 	for i, b := range all {
-		if offers[i], err = decodeWindowOffer(b); err != nil {
-			return nil, fmt.Errorf("rank %d: %w", i, err)
+		if w.parts[i], err = decodeWindowOffer(b); err != nil {
+			return false, fmt.Errorf("rank %d: %w", i, err)
 		}
 	}
-	able, err := agreeWindow(offers)
-	if err != nil || !able {
-		return nil, err
+	if able, err = agreeWindow(w.parts); err != nil || !able {
+		return false, err
 	}
-	w := &SymmetricWindow{c: c, r: r, parts: offers}
-	err = w.open(ctx, offers)
-	// All have it, or none.
+	err = w.open(ctx)
 	text := []byte{0}
 	if err != nil {
 		text = append([]byte{1}, err.Error()...)
+		what = windowFailed
 	} else if w.raw == nil {
 		text[0] = 2 // no ability after all
 	}
@@ -157,13 +181,7 @@ func (c *Comm) window(ctx context.Context, r cuda.Range) (*SymmetricWindow, erro
 		}
 		able = able && len(b) > 0 && b[0] == 0
 	}
-	if err != nil || !able {
-		return nil, errors.Join(err, w.give())
-	}
-	c.mu.Lock()
-	c.windows = append(c.windows, w)
-	c.mu.Unlock()
-	return w, nil
+	return able, err
 }
 
 // windowRange says what is wrong with a range, before a library that would hang sees it.
@@ -183,15 +201,28 @@ func (c *Comm) windowRange(r cuda.Range) error {
 	return r.Qualifies()
 }
 
-func (w *SymmetricWindow) open(ctx context.Context, offers []windowOffer) (err error) {
+// ready makes what this rank has for itself.
+func (w *SymmetricWindow) ready() (err error) {
 	if w.hold, err = w.r.Mem.Hold("window of communicator "+w.c.name, false); err != nil {
 		return err
 	}
+	if h, ok := w.c.be.(*host); ok {
+		hw, err := h.newWindow(w.r)
+		if err != nil {
+			return err
+		}
+		w.raw = hw
+	}
+	return nil
+}
+
+// open makes the rest, with the others.
+func (w *SymmetricWindow) open(ctx context.Context) (err error) {
 	switch be := w.c.be.(type) {
 	case *library:
 		w.raw, err = be.window(ctx, w.r)
 	case *host:
-		w.raw, err = be.window(ctx, w.r, offers)
+		err = w.raw.(*hostWindow).open(ctx, w.parts)
 	default:
 		w.raw = soleWindow{w.r}
 	}
@@ -396,13 +427,17 @@ type hostWindow struct {
 	maps []*cuda.PeerMemory // nil for this rank
 }
 
-func (h *host) window(ctx context.Context, r cuda.Range, offers []windowOffer) (rawWindow, error) {
-	// As a graph's: eager calls do not see it.
+// newWindow registers this rank's memory, as a graph's: eager calls do not see it. Who has met can rely on everyone's being there to be mapped.
+func (h *host) newWindow(r cuda.Range) (*hostWindow, error) {
 	reg, err := h.c.RegisterGraph(r.Mem)
 	if err != nil {
 		return nil, err
 	}
-	w := &hostWindow{h: h, r: r, reg: reg, maps: make([]*cuda.PeerMemory, h.n)}
+	return &hostWindow{h: h, r: r, reg: reg, maps: make([]*cuda.PeerMemory, h.n)}, nil
+}
+
+func (w *hostWindow) open(ctx context.Context, offers []windowOffer) error {
+	h := w.h
 	for rank, o := range offers {
 		if rank == h.rank {
 			continue
@@ -412,12 +447,12 @@ func (h *host) window(ctx context.Context, r cuda.Range, offers []windowOffer) (
 			err = errors.Join(fmt.Errorf("%d bytes, its window ends at %d", len(pm.Bytes()), o.off+o.len), pm.Close())
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("map allocation %d of rank %d: %w", o.memory, rank, err), w.close())
+			return fmt.Errorf("map allocation %d of rank %d: %w", o.memory, rank, err)
 		}
 		w.maps[rank] = pm
 		h.peers.count.Add(1)
 	}
-	return w, nil
+	return nil
 }
 
 func (w *hostWindow) user() (uintptr, error) { return w.r.Pointer(), nil }

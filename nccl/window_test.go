@@ -10,9 +10,12 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/cuda/dl/dltest"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
@@ -164,6 +167,40 @@ func faults(t *testing.T, run func(*testing.T, func(context.Context, *bootstrap.
 			return win.Close(ctx)
 		})
 	})
+}
+
+// A member that cannot show its memory to the others, here because it has no descriptor left, ends Window on all: none waits for that memory.
+func TestWindowFailsAlone(t *testing.T) {
+	allWell(t, ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+		return with(ctx, job, nil, func(w *world) error {
+			ctx, cancel := context.WithTimeout(ctx, room)
+			defer cancel()
+			b, done, err := openBuffers(w, 8192, false)
+			defer done()
+			if err != nil {
+				return err
+			}
+			r := cuda.Range{Mem: b.send, Len: 4096}
+			var limit unix.Rlimit
+			if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+				return err
+			}
+			if job.Rank() == 1 {
+				if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}); err != nil {
+					return err
+				}
+			}
+			_, err = w.comm.Window(ctx, r)
+			if err := errors.Join(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit), wantErr(err, nil, ": rank 1: ", "duplicate descriptor ")); err != nil {
+				return err
+			}
+			win, err := w.comm.Window(ctx, r)
+			if err != nil {
+				return err
+			}
+			return win.Close(ctx)
+		})
+	}))
 }
 
 // Windows of the library: captured calls use them, addresses come with the version that has them.
@@ -339,4 +376,36 @@ func TestLibraryWindowFaults(t *testing.T) {
 		func(ctx context.Context, job *bootstrap.Job, f func(*world) error) error {
 			return withDevice(ctx, job, nil, f)
 		})
+}
+
+// The library refuses a window to one member before it has met the others there: they are let out, whatever their context, and the communicator has failed. The memory is free.
+func TestLibraryWindowRefused(t *testing.T) {
+	dltest.Parallel(t)
+	allWell(t, ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+		return withDevice(ctx, job, nil, func(w *world) error {
+			ctx, cancel := context.WithTimeout(ctx, room)
+			defer cancel()
+			b, done, err := openBuffers(w, 8192, false)
+			defer done()
+			if err != nil {
+				return err
+			}
+			_, err = w.comm.Window(ctx, cuda.Range{Mem: b.send, Len: 4096})
+			text := "rank 1 could not make its own"
+			if job.Rank() == 1 {
+				text = "out of memory"
+			}
+			if err := wantErr(err, nil, "window on communicator world", text); err != nil {
+				return err
+			}
+			if err := wantErr(w.comm.Err(), nccl.ErrAborted, "rank 1 could not make its own"); err != nil {
+				return err
+			}
+			again, err := w.comm.Shrink(ctx, nil)
+			if err != nil {
+				return err
+			}
+			return errors.Join(members(ctx, again, []int{0, 1, 2}), again.Close(), w.comm.Close(), b.send.Free())
+		})
+	}, append(fakeLibraries(t), "FAKE_NCCL=window-refused")...))
 }

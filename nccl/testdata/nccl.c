@@ -426,6 +426,8 @@ API int ncclCommWindowRegister(struct comm *c, void *p, size_t n, struct window 
 		return fail(4, "Window address must be suitably aligned.");
 	if (allocates(c))
 		return fail(1, "operation not permitted when stream is capturing");
+	if (word("window-refused") && c->rank == 1) /* before the others are met */
+		return fail(1, "Cuda failure 2 'out of memory'");
 	uint64_t phase = ++c->wphase;
 	__atomic_store_n(&c->s->wphase[c->rank], phase, __ATOMIC_SEQ_CST);
 	for (int r = 0; r < c->n; r++)
