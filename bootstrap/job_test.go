@@ -763,27 +763,28 @@ func TestLedgerMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const wait, send = ledgermem.MessageWait, "send of 8 float32, to rank 1"
+	wait, send := ledgermem.WaitOfMessage(1, false), "send of 8 float32, to rank 1"
 	long := strings.Repeat(send, 10)
 	for i, s := range []struct {
 		do   func()
 		seq  uint64
 		busy string
 	}{
-		{func() { a.SetMessage("", 0) }, 0, ""},
-		{func() { a.SetMessage(send, time.Second) }, wait, send},
-		{func() { a.SetMessage("", 0) }, 0, ""},
-		{func() { a.SetMessage(long, time.Second) }, wait, long[:120]},
+		{func() { a.ClearMessage() }, 0, ""},
+		{func() { a.SetMessage(send, 1, false, time.Second) }, wait, send},
+		{func() { a.ClearMessage() }, 0, ""},
+		{func() { a.SetMessage(long, 1, false, time.Second) }, wait, long[:120]},
+		{func() { a.SetMessage("recv of 8 float32, from rank 2", 2, true, time.Second) }, ledgermem.WaitOfMessage(2, true), "recv of 8 float32, from rank 2"},
 		{func() { a.SetWait(7, time.Second) }, 7, ""}, // a collective takes its place
-		{func() { a.SetMessage("", 0) }, 7, ""},
-		{func() { a.SetMessage(send, time.Second) }, wait, send},
+		{func() { a.ClearMessage() }, 7, ""},
+		{func() { a.SetMessage(send, 1, false, time.Second) }, wait, send},
 		{func() { a.SetBusy("capture") }, wait, "capture"},
-		{func() { a.SetMessage(send, time.Second) }, wait, "capture"},
-		{func() { a.SetMessage("", 0) }, 0, "capture"},
-		{func() { a.SetMessage(send, time.Second) }, wait, "capture"},
+		{func() { a.SetMessage(send, 1, false, time.Second) }, wait, "capture"},
+		{func() { a.ClearMessage() }, 0, "capture"},
+		{func() { a.SetMessage(send, 1, false, time.Second) }, wait, "capture"},
 		{func() { a.SetBusy("") }, wait, ""},
-		{func() { a.SetMessage(send, time.Second) }, wait, send},
-		{func() { a.Release(); a.SetMessage("", 0) }, wait, send}, // the slot may be another's
+		{func() { a.SetMessage(send, 1, false, time.Second) }, wait, send},
+		{func() { a.Release(); a.ClearMessage() }, wait, send}, // the slot may be another's
 	} {
 		s.do()
 		if seq, busy := a.slot.WaitSeq.Load(), a.slot.BusyText(); seq != s.seq || busy != s.busy {

@@ -270,13 +270,20 @@ func (a *Account) SetWait(seq uint64, d time.Duration) {
 	if a.released.Load() || a.slot.WaitSeq.Load() == seq {
 		return
 	}
-	a.SetMessage("", 0)
+	a.ClearMessage()
 	a.slot.SetWait(seq, d)
 }
 
-// SetMessage says that the owner has been waiting, for d so far, for the other end of a message, "send of 8 float32, to rank 1" (own account only);
-// "": it does no longer. What SetBusy has said comes first.
-func (a *Account) SetMessage(what string, d time.Duration) {
+// SetMessage says that the owner has been waiting, for d so far, for the other end of a message, "send of 8 float32, to rank 1" (own account only), which is with
+// the job's rank peer. ClearMessage: it does no longer. What SetBusy has said comes first.
+func (a *Account) SetMessage(what string, peer int, recv bool, d time.Duration) {
+	a.setMessage(what, ledgermem.WaitOfMessage(peer, recv), d)
+}
+
+// ClearMessage is the end of SetMessage.
+func (a *Account) ClearMessage() { a.setMessage("", 0, 0) }
+
+func (a *Account) setMessage(what string, seq uint64, d time.Duration) {
 	if what == "" && !a.told.Load() {
 		return
 	}
@@ -289,10 +296,12 @@ func (a *Account) SetMessage(what string, d time.Duration) {
 	if text := a.slot.BusyText(); text != what && (text == "" || text == a.message) {
 		a.slot.SetBusy(what)
 	}
-	if what == "" {
-		a.slot.WaitSeq.CompareAndSwap(ledgermem.MessageWait, 0)
-	} else if a.slot.WaitSeq.Load() != ledgermem.MessageWait {
-		a.slot.SetWait(ledgermem.MessageWait, d)
+	old := a.slot.WaitSeq.Load()
+	switch {
+	case what == "" && old&ledgermem.MessageWait != 0:
+		a.slot.WaitSeq.CompareAndSwap(old, 0)
+	case what != "" && old != seq:
+		a.slot.SetWait(seq, d)
 	}
 	a.message = what
 	a.told.Store(what != "")

@@ -303,10 +303,7 @@ func (m *messages) close(n uint64) {
 
 // text tells a message of this rank: "message #3, send of 8 float32, to rank 1".
 func (m *messages) text(r int, t *traffic, d *direction, n uint64) string {
-	call := Call{Op: OpSend, Root: int32(r)}
-	if d == &t.in {
-		call.Op = OpRecv
-	}
+	call := Call{Op: d.op(t), Root: int32(r)}
 	v, ok := d.mine.at(n)
 	if !ok {
 		return fmt.Sprintf("message #%d, a %v with rank %d", n, call.Op, r)
@@ -315,8 +312,8 @@ func (m *messages) text(r int, t *traffic, d *direction, n uint64) string {
 	return fmt.Sprintf("message #%d, %v", n, call)
 }
 
-// first is the first message that has no other end yet, "" without one.
-func (m *messages) first() string {
+// first is the first message that has no other end yet, and with whom it is; "" without one.
+func (m *messages) first() (text string, op Op, peer int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for r, t := range m.with {
@@ -325,11 +322,19 @@ func (m *messages) first() string {
 		}
 		for _, d := range []*direction{&t.out, &t.in} {
 			if d.mine.n > d.theirs.n {
-				return m.text(r, t, d, d.theirs.n+1)
+				return m.text(r, t, d, d.theirs.n+1), d.op(t), r
 			}
 		}
 	}
-	return ""
+	return "", 0, 0
+}
+
+// op is what this rank's messages of a direction are.
+func (d *direction) op(t *traffic) Op {
+	if d == &t.in {
+		return OpRecv
+	}
+	return OpSend
 }
 
 // waiting names the first message of each pair that has no other end yet, "" without one.
@@ -347,7 +352,7 @@ func (m *messages) waiting() string {
 		}
 		for _, d := range []*direction{&t.out, &t.in} {
 			if d.mine.n > d.theirs.n {
-				text += fmt.Sprintf(", %s for %s (%s)", m.c.named(r), m.text(r, t, d, d.theirs.n+1), m.c.whereabouts(r))
+				text += fmt.Sprintf(", %s for %s (%s)", m.c.named(r), m.text(r, t, d, d.theirs.n+1), m.c.whereaboutsOf(d.op(t), r))
 			}
 		}
 	}

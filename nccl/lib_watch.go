@@ -162,14 +162,14 @@ func (u *use) waits(is bool) {
 	if !is {
 		if u.waitFor.Load() != 0 {
 			u.waitFor.Store(0)
-			u.l.c.acct.SetMessage("", 0)
+			u.l.c.acct.ClearMessage()
 		}
 		return
 	}
 	if u.waitFor.Load() != seq {
 		u.waitFrom.Store(time.Now().UnixNano())
 		u.waitFor.Store(seq)
-		u.l.c.acct.SetMessage("", 0)
+		u.l.c.acct.ClearMessage()
 		return
 	}
 	switch d := time.Duration(time.Now().UnixNano() - u.waitFrom.Load()); {
@@ -177,7 +177,11 @@ func (u *use) waits(is bool) {
 	case messages:
 		u.l.messages.ask(true)
 		u.l.c.askFar(u.l.c.acct.Last(), d)
-		u.l.c.acct.SetMessage(u.l.messages.first(), d)
+		if text, op, peer := u.l.messages.first(); text != "" {
+			u.l.c.acct.SetMessage(text, u.l.c.ranks[peer], op == OpRecv, d)
+		} else {
+			u.l.c.acct.ClearMessage()
+		}
 	default:
 		u.l.c.acct.SetWait(seq, d)
 		u.l.c.askFar(seq, d)

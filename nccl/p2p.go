@@ -417,7 +417,7 @@ func (t *p2pTask) tell(long time.Duration) {
 	t.told = long
 	for i := range t.ops {
 		if m := &t.ops[i]; m.state != messageDone {
-			t.h.c.acct.SetMessage(m.call.String(), long)
+			t.h.c.acct.SetMessage(m.call.String(), t.h.c.ranks[m.call.Root], m.call.Op == OpRecv, long)
 			return
 		}
 	}
@@ -426,7 +426,7 @@ func (t *p2pTask) tell(long time.Duration) {
 func (t *p2pTask) untell() {
 	if t.told > 0 {
 		t.told = 0
-		t.h.c.acct.SetMessage("", 0)
+		t.h.c.acct.ClearMessage()
 	}
 }
 
@@ -476,7 +476,7 @@ func (t *p2pTask) Waiting() string {
 	}
 	for i := range t.ops {
 		if m := &t.ops[i]; m.state != messageDone {
-			return fmt.Sprintf("%v on communicator %s: waits for rank %d (%s)", m.call, h.c.name, m.call.Root, h.c.whereabouts(int(m.call.Root)))
+			return fmt.Sprintf("%v on communicator %s: waits for rank %d (%s)", m.call, h.c.name, m.call.Root, h.c.whereaboutsOf(m.call.Op, int(m.call.Root)))
 		}
 	}
 	return t.name()

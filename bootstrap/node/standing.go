@@ -33,17 +33,27 @@ const (
 )
 
 // Report says, for people, which ranks keep others waiting. all are the Standings of all hosts, as far as they have come; nodeOf is the host of each
-// rank, hosts are their names (nil: on one machine, whose name says nothing). One line for each operation that ranks wait in, the longest wait first; none if no rank waits.
+// rank, hosts are their names (nil: on one machine, whose name says nothing). One line for each operation that ranks wait in, the longest wait first; none if no rank waits. Ranks
+// that wait in messages for each other, all around, have one line together.
 func Report(all []Standing, nodeOf []int, hosts []string) []string {
 	r := &report{size: len(nodeOf), nodeOf: nodeOf, hosts: hosts, of: map[int]*Standing{}}
 	joints := map[string]*joint{}
+	for i := range all {
+		if st := &all[i]; st.Rank >= 0 && st.Rank < r.size {
+			r.of[st.Rank] = st
+		}
+	}
+	circles := r.circles()
 	for i := range all {
 		st := &all[i]
 		if st.Rank < 0 || st.Rank >= r.size {
 			continue
 		}
-		r.of[st.Rank] = st
-		for _, w := range st.Waits {
+		for i, w := range st.Waits {
+			if c := circles[st.Rank]; c != nil && i == messageOf(st) {
+				joints[fmt.Sprint("circle of ", c.ranks[0])] = c
+				continue
+			}
 			key := w.Group
 			switch {
 			case w.Comm != 0:
@@ -62,7 +72,9 @@ func Report(all []Standing, nodeOf []int, hosts []string) []string {
 	}
 	order := make([]*joint, 0, len(joints))
 	for _, j := range joints {
-		slices.Sort(j.ranks)
+		if !j.circle {
+			slices.Sort(j.ranks)
+		}
 		order = append(order, j)
 	}
 	slices.SortFunc(order, func(a, b *joint) int {
@@ -85,7 +97,8 @@ func Report(all []Standing, nodeOf []int, hosts []string) []string {
 // joint is an operation with all that wait in it.
 type joint struct {
 	Wait
-	ranks []int
+	ranks  []int
+	circle bool // each waits for the next one
 }
 
 type report struct {
@@ -96,6 +109,9 @@ type report struct {
 }
 
 func (r *report) line(j *joint) string {
+	if j.circle {
+		return r.circleLine(j)
+	}
 	if j.Group == "" && j.Comm == 0 {
 		return fmt.Sprintf("%s of %d: in %s since %s", r.named(j.ranks), r.size, j.What, age(j.For))
 	}

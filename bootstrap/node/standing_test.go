@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -126,6 +127,19 @@ func TestReport(t *testing.T) {
 		return Standing{Rank: rank, Waits: []Wait{w}}
 	}
 	s := time.Second
+	message := func(rank, other int, recv bool, d time.Duration) Standing {
+		what := fmt.Sprintf("send of 8 float32, to rank %d on communicator world", other)
+		if recv {
+			what = fmt.Sprintf("recv of 8 float32, from rank %d on communicator world", other)
+		}
+		st := waits(rank, what, "", d)
+		st.Waits[0].Other, st.Waits[0].Recv = other+1, recv
+		return st
+	}
+	var ring []Standing
+	for r := range 20 {
+		ring = append(ring, message(r, (r+1)%20, true, 3*s))
+	}
 	many := make([]Standing, 0, 1000)
 	for r := range 1000 {
 		if r%100 != 7 {
@@ -155,6 +169,23 @@ func TestReport(t *testing.T) {
 			"rank 7 has entered no collective of communicator world, rank 107 has entered no collective of communicator world, " +
 			"rank 207 has entered no collective of communicator world, rank 307 has entered no collective of communicator world, and 6 more; " +
 			"ranks 0-6,8-106,108-206,208-306,308-406,408-506,508-606,608-706,708-806,808-906,908-999 wait for them since 12 s"}},
+		{"a circle of sends, and two that wait for it", []Standing{message(0, 1, false, 3*s), message(2, 3, false, 12*s), message(3, 1, false, 4*s), message(1, 2, false, 5*s)}, 4, []string{
+			"ranks 1 -> 2 -> 3 -> 1 of 4 all wait in Send, each to the next, since 12 s: rank 1 (host a) in send of 8 float32, to rank 2 on communicator world, " +
+				"rank 2 (host b) in send of 8 float32, to rank 3 on communicator world, rank 3 (host b) in send of 8 float32, to rank 1 on communicator world",
+			"rank 0 (host a) of 4: in send of 8 float32, to rank 1 on communicator world since 3.0 s"}},
+		{"two circles", []Standing{message(0, 1, true, 3*s), message(1, 0, true, 3*s), message(2, 3, true, 4*s), message(3, 2, true, 3*s)}, 4, []string{
+			"ranks 2 -> 3 -> 2 of 4 all wait in Recv, each from the next, since 4.0 s: rank 2 (host b) in recv of 8 float32, from rank 3 on communicator world, " +
+				"rank 3 (host b) in recv of 8 float32, from rank 2 on communicator world",
+			"ranks 0 -> 1 -> 0 of 4 all wait in Recv, each from the next, since 3.0 s: rank 0 (host a) in recv of 8 float32, from rank 1 on communicator world, " +
+				"rank 1 (host a) in recv of 8 float32, from rank 0 on communicator world"}},
+		{"a circle of many", ring, 20, []string{
+			"ranks 0 -> 1 -> 2 -> 3 -> 4 -> 5 -> 6 -> 7 -> 8 -> 9 -> 10 -> 11 -> 12 -> 13 -> 14 -> (5 more) -> 0 of 20 all wait in Recv, each from the next, since 3.0 s: " +
+				"rank 0 (host a) in recv of 8 float32, from rank 1 on communicator world, rank 1 (host a) in recv of 8 float32, from rank 2 on communicator world, " +
+				"rank 2 (host a) in recv of 8 float32, from rank 3 on communicator world, rank 3 (host a) in recv of 8 float32, from rank 4 on communicator world, and 16 more"}},
+		{"both ends of a message", []Standing{message(0, 1, false, 3*s), message(1, 0, true, 4*s)}, 2, []string{
+			"rank 1 (host b) of 2: in recv of 8 float32, from rank 0 on communicator world since 4.0 s",
+			"rank 0 (host a) of 2: in send of 8 float32, to rank 1 on communicator world since 3.0 s"}},
+		{"a message with a rank out of range", []Standing{message(0, 7, false, 3*s)}, 2, []string{"rank 0 (host a) of 2: in send of 8 float32, to rank 7 on communicator world since 3.0 s"}},
 		{"a rank out of range", []Standing{waits(9, "x", "", s), waits(-1, "x", "", s)}, 4, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -28,8 +28,26 @@ const (
 	Size = int(pageSize + Slots*unsafe.Sizeof(Slot{}))
 )
 
-// MessageWait is WaitSeq of a wait for a Send or Recv, which has no record: Busy says which.
-const MessageWait = 1 << 63
+// A wait for a Send or Recv, which has no record, has this bit in WaitSeq: Busy says which. The other bits are the other end's rank in the job, plus 1 (0: not known), and
+// whether it is a Recv.
+const (
+	MessageWait = 1 << 63
+	messageRecv = 1 << 62
+)
+
+// WaitOfMessage is WaitSeq of such a wait.
+func WaitOfMessage(peer int, recv bool) uint64 {
+	seq := MessageWait | uint64(peer+1)
+	if recv {
+		seq |= messageRecv
+	}
+	return seq
+}
+
+// MessageOfWait is what WaitOfMessage was given: ok is false of a record, peer -1 where it is not known.
+func MessageOfWait(seq uint64) (peer int, recv, ok bool) {
+	return int(seq&^(MessageWait|messageRecv)) - 1, seq&messageRecv != 0, seq&MessageWait != 0
+}
 
 // Page is the first page.
 type Page struct {

@@ -30,6 +30,9 @@ type Wait struct {
 	Seq   uint64 `json:",omitempty"` // its record
 
 	Members []Run `json:",omitempty"` // who takes part in the meeting; nil: all ranks
+
+	Other int  `json:",omitempty"` // of a message: the other end's rank, plus 1; 0: not known
+	Recv  bool `json:",omitempty"` // of a message: a Recv, else a Send
 }
 
 // Run is a range of ranks: the first, and how many.
@@ -202,10 +205,11 @@ func (st *Standing) read(m *ledgermem.Memory) {
 			st.Seen = append(st.Seen, c)
 		}
 		seq, from := slot.WaitSeq.Load(), slot.WaitFrom.Load()
-		if seq == ledgermem.MessageWait && c.Busy != "" && from < now && slot.ClosedAt.Load() == 0 {
-			st.Waits = append(st.Waits, Wait{What: fmt.Sprintf("%s on communicator %s", c.Busy, c.Name), For: time.Duration(now - from)})
+		peer, recv, message := ledgermem.MessageOfWait(seq)
+		if message && c.Busy != "" && from < now && slot.ClosedAt.Load() == 0 {
+			st.Waits = append(st.Waits, Wait{What: fmt.Sprintf("%s on communicator %s", c.Busy, c.Name), For: time.Duration(now - from), Other: peer + 1, Recv: recv})
 		}
-		if seq > c.Done && seq <= c.Last && from < now && slot.ClosedAt.Load() == 0 {
+		if !message && seq > c.Done && seq <= c.Last && from < now && slot.ClosedAt.Load() == 0 {
 			st.Waits = append(st.Waits, Wait{What: fmt.Sprintf("%s on communicator %s", opText(slot, seq), c.Name),
 				For: time.Duration(now - from), Comm: c.Comm, Seq: seq})
 		}
