@@ -225,11 +225,11 @@ func (c *checker) look(ctx context.Context, i int) {
 	if advice == "" {
 		advice = "gorun -v "
 		if r := c.plan.Remote; r.RSH != "" {
-			advice += "--rsh " + shellQuote(r.RSH) + " "
+			advice += "--rsh " + ShellQuote(r.RSH) + " "
 		} else if r.SSHConfig != "" {
-			advice += "--ssh-config " + shellQuote(r.SSHConfig) + " "
+			advice += "--ssh-config " + ShellQuote(r.SSHConfig) + " "
 		}
-		advice += "-H " + ph.Name + " true shows more"
+		advice += "-H " + ShellQuote(ph.Name) + " true shows more"
 	}
 	c.fault(i, true, advice, "%v", err)
 }

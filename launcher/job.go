@@ -233,7 +233,7 @@ func (j Job) CommandLine() string {
 		words = append(append(words, a.Program), a.Args...)
 	}
 	for i, w := range words {
-		words[i] = shellQuote(w)
+		words[i] = ShellQuote(w)
 	}
 	return strings.Join(words, " ")
 }

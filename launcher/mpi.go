@@ -113,7 +113,7 @@ func (p *Plan) MPINotes() []string {
 			continue
 		}
 		told[a.Program] = true
-		notes = append(notes, fmt.Sprintf("%s is linked with MPI (%s): %s", shellQuote(prog.Name), prog.MPI, unserved))
+		notes = append(notes, fmt.Sprintf("%s is linked with MPI (%s): %s", ShellQuote(prog.Name), prog.MPI, unserved))
 	}
 	return notes
 }
@@ -165,7 +165,7 @@ func (p *Plan) writeMPI(b *strings.Builder) {
 		for _, r := range w.Runs {
 			ranks = append(ranks, rankRange(r.First, r.Ranks)...)
 			prog := p.Programs[p.Apps[r.App].Program]
-			text := shellQuote(prog.Name) + " is linked with " + prog.MPI
+			text := ShellQuote(prog.Name) + " is linked with " + prog.MPI
 			switch s := p.Apps[r.App].script; {
 			case prog.MPI != "":
 			case s.Library != "" && p.Apps[r.App].mpiWish == MPIAuto:

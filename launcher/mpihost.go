@@ -232,7 +232,7 @@ func (r *runner) tellSilent() {
 			}
 			if silent {
 				told[prog] = true
-				r.say("%s is linked with MPI (%s), and no rank asked for its place by %s: if it called MPI_Init, each rank was alone, rank 0 of 1 (--mpi)", shellQuote(r.plan.Programs[prog].Name), library, w.Dialect)
+				r.say("%s is linked with MPI (%s), and no rank asked for its place by %s: if it called MPI_Init, each rank was alone, rank 0 of 1 (--mpi)", ShellQuote(r.plan.Programs[prog].Name), library, w.Dialect)
 			}
 		}
 	}

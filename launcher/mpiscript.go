@@ -27,11 +27,11 @@ type ScriptMPI struct {
 func (s ScriptMPI) text(by string) string {
 	switch {
 	case s.Named:
-		return fmt.Sprintf("%s runs %s, which is linked with MPI", shellQuote(by), shellQuote(s.Script))
+		return fmt.Sprintf("%s runs %s, which is linked with MPI", ShellQuote(by), ShellQuote(s.Script))
 	case s.Given:
-		return fmt.Sprintf("%s, which %s is given, is linked with MPI", shellQuote(s.Script), shellQuote(by))
+		return fmt.Sprintf("%s, which %s is given, is linked with MPI", ShellQuote(s.Script), ShellQuote(by))
 	}
-	return shellQuote(s.Script) + " imports mpi4py"
+	return ShellQuote(s.Script) + " imports mpi4py"
 }
 
 // maxScript is how much of a script is read, in bytes: imports stand at the beginning.

@@ -52,7 +52,7 @@ func WriteOrigins(w io.Writer, all []Origin) error {
 	text := func(o Origin) string {
 		var words []string
 		for _, v := range o.Value {
-			words = append(words, shellQuote(v))
+			words = append(words, ShellQuote(v))
 		}
 		if len(words) == 0 {
 			return "-"

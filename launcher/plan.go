@@ -401,7 +401,7 @@ func (j Job) planRemote(p *Plan, f Facts, settings [][]Setting) error {
 		return nil
 	}
 	if j.RSH != "" && j.SSHConfig != "" {
-		return flagf("--ssh-config", "is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F %s)", shellQuote(j.SSHConfig))
+		return flagf("--ssh-config", "is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -F %s)", ShellQuote(j.SSHConfig))
 	}
 	if j.RSH != "" && isOn(j.AcceptNewHostKeys) {
 		return flagf("--accept-new-host-keys", "is for the built-in ssh client, and --rsh replaces it: give it to the command (ssh -o StrictHostKeyChecking=accept-new)")
@@ -640,13 +640,13 @@ func (p *Plan) writeRank(b *strings.Builder, r *PlanRank) {
 	p.writeRankPlace(b, r)
 	fmt.Fprintf(b, "  argv")
 	for _, a := range r.Argv {
-		b.WriteString(" " + shellQuote(a))
+		b.WriteString(" " + ShellQuote(a))
 	}
 	b.WriteString("\n")
 	line := "  env "
 	for _, kv := range r.Env {
 		name, value, _ := strings.Cut(kv, "=")
-		item := " " + name + "=" + shellQuote(value)
+		item := " " + name + "=" + ShellQuote(value)
 		if len(line)+len(item) > 100 && line != "  env " {
 			b.WriteString(line + "\n")
 			line = "      "
@@ -709,9 +709,9 @@ func (r *Remote) write(b *strings.Builder) {
 	}
 	for _, kv := range r.Forward {
 		name, value, _ := strings.Cut(kv, "=")
-		fmt.Fprintf(b, "forwarded  %s=%s\n", name, shellQuote(value))
+		fmt.Fprintf(b, "forwarded  %s=%s\n", name, ShellQuote(value))
 	}
 }
 
-// shellQuote writes a word so that a shell reads it back.
-func shellQuote(s string) string { return shell.Quote(s) }
+// ShellQuote writes a word so that a shell reads it back: what gorun shows as a command works as it stands.
+func ShellQuote(s string) string { return shell.Quote(s) }

@@ -55,7 +55,7 @@ func (e *StartError) Unwrap() error { return e.Err }
 // value of PATH); a directory is a Go main package.
 func FindProgram(name, path string) (Program, error) {
 	p := Program{Name: name}
-	quoted := shellQuote(name)
+	quoted := ShellQuote(name)
 	if !strings.Contains(name, "/") && name != "." && name != ".." {
 		var denied error
 		for _, dir := range filepath.SplitList(path) {
@@ -63,13 +63,13 @@ func FindProgram(name, path string) (Program, error) {
 			err := executable(file)
 			if err == nil {
 				if p.Path, err = filepath.Abs(file); err != nil {
-					return p, &StartError{Code: ExitNotFound, Msg: "run " + shellQuote(file), Err: err}
+					return p, &StartError{Code: ExitNotFound, Msg: "run " + ShellQuote(file), Err: err}
 				}
 				p.MPI = mpiLibrary(p.Path)
 				return p, nil
 			}
 			if errors.Is(err, fs.ErrPermission) && denied == nil {
-				denied = &StartError{Code: ExitCannotRun, Msg: "run " + shellQuote(file), Err: err}
+				denied = &StartError{Code: ExitCannotRun, Msg: "run " + ShellQuote(file), Err: err}
 			}
 		}
 		if denied != nil {
@@ -77,9 +77,9 @@ func FindProgram(name, path string) (Program, error) {
 		}
 		msg := "run " + quoted + ": not found in PATH"
 		if info, err := os.Stat(name); err == nil && lacksX(info, os.Geteuid()) {
-			msg += "; " + shellQuote("./"+name) + " is in this directory, but " + notExecutable("./"+name)
+			msg += "; " + ShellQuote("./"+name) + " is in this directory, but " + notExecutable("./"+name)
 		} else if err == nil {
-			msg += "; for the one in this directory say " + shellQuote("./"+name)
+			msg += "; for the one in this directory say " + ShellQuote("./"+name)
 		} else {
 			msg += inOneWord(name)
 		}
@@ -140,7 +140,7 @@ func notExecutable(name string) string {
 	case hint != "":
 		hint = ", or " + hint
 	}
-	return is + "chmod +x " + shellQuote(name) + hint
+	return is + "chmod +x " + ShellQuote(name) + hint
 }
 
 // insteadOf says how a file that is no program itself is run, by the end of its name; "" for a name that does not tell. source: it is the text of a program, which
@@ -159,13 +159,13 @@ func insteadOf(name string) (hint string, source bool) {
 	case ".pl":
 		tool = "perl"
 	case ".go":
-		return "a Go program is given by its directory: " + shellQuote(filepath.Dir(name)+"/"), true
+		return "a Go program is given by its directory: " + ShellQuote(filepath.Dir(name)+"/"), true
 	case ".c", ".cc", ".cpp", ".cxx", ".cu", ".f", ".f90", ".rs":
 		return "it is the text of a program: compile it, and give what the compiler makes", true
 	default:
 		return "", false
 	}
-	return "gorun ... " + tool + " " + shellQuote(name), false
+	return "gorun ... " + tool + " " + ShellQuote(name), false
 }
 
 // executable is nil for a file that this process may execute.
@@ -333,7 +333,7 @@ func private(dir string) bool {
 
 // execError explains why exec failed for a program that was found.
 func execError(p Program, rank int, err error) error {
-	e := &StartError{Code: ExitCannotRun, Msg: "run " + shellQuote(p.Name), Err: err}
+	e := &StartError{Code: ExitCannotRun, Msg: "run " + ShellQuote(p.Name), Err: err}
 	switch {
 	case errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
 		return fmt.Errorf("start rank %d: %w", rank, err) // the machine's limits, not the program

@@ -375,7 +375,7 @@ func findHere(p agentwire.Program) (Program, error) {
 	found, err := FindProgram(cmp.Or(file, name), "") // gorun's host may lack it
 	found.Name = name
 	if err == nil && found.GoDir != "" {
-		err = &StartError{Code: ExitCannotRun, Msg: "run " + shellQuote(name), Err: syscall.EISDIR}
+		err = &StartError{Code: ExitCannotRun, Msg: "run " + ShellQuote(name), Err: syscall.EISDIR}
 	}
 	return found, err
 }

@@ -36,7 +36,7 @@ func (r *runner) unstaged() string {
 	}
 	s := "host " + h.name + " " + why + ": its ranks ran in a directory of the job's own;"
 	for _, f := range missing {
-		s += " --stage " + shellQuote(f)
+		s += " --stage " + ShellQuote(f)
 	}
 	if len(missing) > 1 {
 		return s + " send them"

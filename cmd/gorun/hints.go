@@ -103,7 +103,7 @@ func hintJobFile(err error, program string) error {
 	if !ok || !hasJob(program) {
 		return err
 	}
-	return &launcher.StartError{Code: s.Code, Msg: fmt.Sprintf("run %s: it seems to be a job file; say gorun -f %s", program, program)}
+	return &launcher.StartError{Code: s.Code, Msg: fmt.Sprintf("run %[1]s: it seems to be a job file; say gorun -f %[1]s", launcher.ShellQuote(program))}
 }
 
 // hintBeside adds to the error for a relative path that is not there that it is beside the job file.
@@ -119,7 +119,8 @@ func hintBeside(err error, job launcher.Job, file string) error {
 		}
 	}
 	for _, name := range names {
-		if name == "" || filepath.IsAbs(name) || !strings.Contains(err.Error(), " "+name+": ") {
+		told := strings.Contains(err.Error(), " "+name+": ") || strings.Contains(err.Error(), " "+launcher.ShellQuote(name)+": ")
+		if name == "" || filepath.IsAbs(name) || !told {
 			continue
 		}
 		_, here := os.Stat(name)
@@ -127,7 +128,7 @@ func hintBeside(err error, job launcher.Job, file string) error {
 		if here == nil || there != nil {
 			continue
 		}
-		hint := "paths are relative to the directory in which gorun is started: cd " + dir
+		hint := "paths are relative to the directory in which gorun is started: cd " + launcher.ShellQuote(dir)
 		if s, ok := errors.AsType[*launcher.StartError](err); ok {
 			return &launcher.StartError{Code: s.Code, Msg: s.Error() + "; " + hint}
 		}

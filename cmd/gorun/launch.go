@@ -346,7 +346,7 @@ func mayBeAway(job launcher.Job) bool {
 
 // noProgram refuses a job file that names none.
 func noProgram(file string) error {
-	return usagef("%s: names no program; set program in [job], or give it with gorun -f %s PROGRAM", file, file)
+	return usagef("%s: names no program; set program in [job], or give it with gorun -f %s PROGRAM", file, launcher.ShellQuote(file))
 }
 
 // tellIdle says which flags do nothing.
@@ -411,7 +411,7 @@ func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Sourc
 	of, places, err := launcher.ReadJobFilePlaces(file)
 	if err != nil {
 		if looksLikeHostfile(file) {
-			return nil, usagef("%s is no job file, but may be a hostfile: that is given with --hostfile %s", file, file)
+			return nil, usagef("%s is no job file, but may be a hostfile: that is given with --hostfile %s", file, launcher.ShellQuote(file))
 		}
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher/internal/procgroup"
+	"github.com/gorun-dev/gorun/launcher/internal/shell"
 )
 
 // module is where gorun's command is, for go build.
@@ -122,7 +123,7 @@ func (b *Builds) find(ctx context.Context, arch string) (*build, error) {
 	o, err := readBuild(arch, file)
 	if errors.Is(err, fs.ErrNotExist) && (arch == "amd64" || arch == "arm64") {
 		if o, err = goBuild(ctx, arch); err != nil {
-			return nil, fmt.Errorf("there is no %s, and it cannot be built here: %w; in gorun's sources: GOARCH=%s CGO_ENABLED=0 go build -o %s ./cmd/gorun", file, err, arch, file)
+			return nil, fmt.Errorf("there is no %s, and it cannot be built here: %w; in gorun's sources: GOARCH=%s CGO_ENABLED=0 go build -o %s ./cmd/gorun", file, err, arch, shell.Quote(file))
 		}
 	}
 	return o, err

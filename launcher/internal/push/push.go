@@ -73,8 +73,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// shell begins the line that a host's login shell, or a command's, is given.
-const shell = "exec /bin/sh -c "
+// shellStart begins the line that a host's login shell, or a command's, is given.
+const shellStart = "exec /bin/sh -c "
 
 // Open opens a session on a host and starts the agent in it. ctx bounds all of it; afterwards the session lives until it is closed. An error of the
 // way is a *way.Error, any other an *Error.
@@ -83,7 +83,7 @@ func Open(ctx context.Context, w way.Way, t way.Target, o Options) (*Started, er
 	rand.Read(nonce[:])
 	mark := "gorun-" + hex.EncodeToString(nonce[:])
 	own := o.Builds.own
-	line := shell + "'" + script + "' gorun " + mark + " " + own.arch + ":" + own.hash
+	line := shellStart + "'" + script + "' gorun " + mark + " " + own.arch + ":" + own.hash
 	s, err := w.Open(ctx, t, line)
 	if err != nil {
 		return nil, err
@@ -136,7 +136,7 @@ func notRun(end error) bool {
 // withoutLine is text with "..." for the shell line of ours that who complains of it quotes in full, and whether it did. last is the line's last word.
 func withoutLine(text, last string) (string, bool) {
 	to := strings.LastIndex(text, last)
-	from := strings.Index(text, shell)
+	from := strings.Index(text, shellStart)
 	switch {
 	case from < 0 && to < 0:
 		return text, false

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 
 	"github.com/gorun-dev/gorun/launcher/internal/files"
+	"github.com/gorun-dev/gorun/launcher/internal/shell"
 )
 
 // maxKeySize bounds the file of a key or certificate, in bytes.
@@ -271,7 +272,7 @@ func (l *login) explain() (advice string, cause error) {
 		if l.o.explicit && len(l.o.identities) > 0 {
 			key = strings.TrimSuffix(l.o.identities[0], ".pub") + ".pub"
 		}
-		advice = fmt.Sprintf("ssh-copy-id -i %s%s %s@%s puts a key there", word(key), portFlag(l.o.port), l.o.user, l.o.hostName)
+		advice = fmt.Sprintf("ssh-copy-id -i %s%s %s puts a key there", word(key), portFlag(l.o.port), shell.Quote(l.o.user+"@"+l.o.hostName))
 	default:
 		b.WriteString("there is no key to offer")
 		advice = "ssh-keygen -t ed25519 makes a key, ssh-copy-id puts it on a host"

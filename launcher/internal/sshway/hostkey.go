@@ -17,6 +17,8 @@ import (
 	"golang.org/x/crypto/ssh"
 	xknownhosts "golang.org/x/crypto/ssh/knownhosts"
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/internal/shell"
 )
 
 // knownKeys are the known_hosts files, read once for each set of names and again after a key was added.
@@ -300,7 +302,7 @@ func (c *hostKeyCheck) file() string {
 // learn is a command that adds the host's key to the user's file.
 func (c *hostKeyCheck) learn() string {
 	if c.o.jumps == "" && c.o.proxyCommand == "" && c.o.hostKeyAlias == "" {
-		return fmt.Sprintf("ssh-keyscan%s %s >> %s", portFlag(c.o.port), c.o.hostName, word(c.file()))
+		return fmt.Sprintf("ssh-keyscan%s %s >> %s", portFlag(c.o.port), shell.Quote(c.o.hostName), word(c.file()))
 	}
 	// A scan goes through no proxy, and knows no alias. OpenSSH's client asks whether to keep the key.
 	cmd := "ssh"
@@ -311,7 +313,7 @@ func (c *hostKeyCheck) learn() string {
 		cmd += portFlag(c.h.t.Port)
 	}
 	if c.h.t.User != "" {
-		return cmd + " " + c.h.t.User + "@" + c.h.t.Host() + " true"
+		return cmd + " " + shell.Quote(c.h.t.User+"@"+c.h.t.Host()) + " true"
 	}
-	return cmd + " " + c.h.t.Host() + " true"
+	return cmd + " " + shell.Quote(c.h.t.Host()) + " true"
 }
