@@ -332,15 +332,16 @@ func (c *Conn) drain() {
 			return
 		}
 		p := c.queue[0]
+		c.queue[0].file = nil // who gives up the queue does not close it: its number could be another file's when there is room
 		c.mu.Unlock()
 		_, err := c.try(p.bytes, p.file, true)
+		if p.file != nil {
+			p.file.Close()
+		}
 		c.mu.Lock()
 		if err != nil {
 			c.fail(err)
 		} else if len(c.queue) > 0 {
-			if p.file != nil {
-				p.file.Close()
-			}
 			c.queue = c.queue[1:]
 		}
 		c.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -127,6 +128,65 @@ func TestSlowReader(t *testing.T) {
 	a.Flush(10 * time.Second)
 	if err := a.Send(Message{Type: Reply}); err != nil {
 		t.Errorf("after flush: %v", err)
+	}
+}
+
+// A queue is given up while its first packet waits for room. The packet's descriptor is no other one then, when there is room.
+func TestDescriptorOfQueueGivenUp(t *testing.T) {
+	a, b := pair(t)
+	own, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	full := append(appendHeader(nil, Reply, 1, MaxPayload, false), make([]byte, MaxPayload)...)
+	a.mu.Lock()
+	for sent := true; sent; {
+		if sent, err = a.try(full, nil, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = a.sendPacket(appendHeader(nil, Reply, 2, 0, false), own)
+	a.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end, stacks := time.Now().Add(20*time.Second), ""; !strings.Contains(stacks, "poll.(*FD).RawWrite"); {
+		if time.Now().After(end) {
+			t.Fatalf("the packet does not wait for room:\n%s", stacks)
+		}
+		buf := make([]byte, 1<<20)
+		stacks = string(buf[:runtime.Stack(buf, true)])
+	}
+	a.Flush(time.Millisecond)
+	for range 8 { // which take the numbers that are free
+		other, err := os.Open("/dev/zero")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close()
+	}
+	for {
+		m, err := b.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.ID == 1 {
+			continue
+		}
+		if m.File == nil {
+			t.Fatal("it has none")
+		}
+		defer m.File.Close()
+		want, errWant := own.Stat()
+		got, errGot := m.File.Stat()
+		if err := errors.Join(errWant, errGot); err != nil {
+			t.Fatal(err)
+		}
+		if !os.SameFile(got, want) {
+			t.Error("it is another file")
+		}
+		return
 	}
 }
 
