@@ -260,15 +260,8 @@ func (h *host) prepareOne(ctx context.Context, k mapKey, holders []uint64) error
 		return nil
 	}
 	p.mu.Unlock()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(h.c.ctx, func() { cancel(context.Cause(h.c.ctx)) })
-	defer stop()
 	pm, err := importMemory(ctx, h.c, k.rank, h.c.memoryKey(k.mem))
 	if err != nil {
-		if cause := context.Cause(ctx); cause != nil && !isCtx(cause) {
-			err = cause
-		}
 		return fmt.Errorf("map allocation %d of rank %d: %w", k.mem, k.rank, err)
 	}
 	p.mu.Lock()
@@ -323,10 +316,17 @@ func (p *peerMappings) unmapAll() {
 	}
 }
 
-// importMemory maps what a member exports under a key.
+// importMemory maps what a member exports under a key. The wait for it ends with the communicator: a member on which that has failed exports nothing any more.
 func importMemory(ctx context.Context, c *Comm, rank int, key string) (*cuda.PeerMemory, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(c.ctx, func() { cancel(context.Cause(c.ctx)) })
+	defer stop()
 	hd, err := c.job.Import(ctx, c.ranks[rank], key)
 	if err != nil {
+		if cause := context.Cause(ctx); cause != nil && !isCtx(cause) {
+			err = cause
+		}
 		return nil, err
 	}
 	if hd.FD >= 0 {
