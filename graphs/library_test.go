@@ -421,6 +421,56 @@ func TestAbortUnderGraphs(t *testing.T) {
 	}, noWindows)
 }
 
+// TestLibraryAbortMixedReplay: a replay waits for a rank in collectives and messages, for which the library has a communicator each, and a buffer is registered: then these are
+// aborted one after the other. The first abort waits for the replay, which ends with the second.
+func TestLibraryAbortMixedReplay(t *testing.T) {
+	allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		r, err := deviceRank(ctx, job, elements)
+		if err != nil {
+			return err
+		}
+		c, err := r.another(ctx, "doomed")
+		if err != nil {
+			return err
+		}
+		some, err := nccl.Alloc[float32](r.dev, elements)
+		if err != nil {
+			return err
+		}
+		reg, err := c.Register(some.Memory())
+		if err != nil {
+			return err
+		}
+		me := job.Rank()
+		g, err := graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+			return errors.Join(nccl.AllReduce(c, r.a.All(), r.b.All(), nccl.Sum, s),
+				nccl.Group(func() error { return errors.Join(nccl.Send(c, r.a.All(), 1-me, s), nccl.Recv(c, r.b.All(), 1-me, s)) }, c))
+		}, graphs.Comms(c))
+		if err != nil {
+			return err
+		}
+		if me == 0 {
+			err = g.Launch(r.stream)
+		}
+		if err := errors.Join(err, job.Barrier(ctx)); err != nil {
+			return err
+		}
+		if me == 1 {
+			err = c.Abort(errOwn)
+		} else {
+			err = wantText(r.stream.Synchronize(ctx), "aborted by rank 1")
+		}
+		// The device works for the next one.
+		if err := errors.Join(err, g.Close(), reg.Close(), c.Close(), r.stream.Close(), some.Free(), r.dev.Err()); err != nil {
+			return err
+		}
+		if r.stream, err = r.dev.NewStream(); err != nil {
+			return err
+		}
+		return errors.Join(r.works(ctx, r.comm), r.close())
+	}, fakeEnv(t)...))
+}
+
 // TestLibraryLaunchThatFails: a rank's launch fails when the others have been told of it. The abort that follows waits for the graph, which the launch must
 // have let go: the device stays well, and the ranks go on with a new communicator.
 func TestLibraryLaunchThatFails(t *testing.T) {

@@ -104,8 +104,13 @@ func abortRound(ctx context.Context, r *rank, seed uint64) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("the program was not ended: %w", err)
 	}
-	if cause := c.Err(); !errors.Is(cause, nccl.ErrAborted) {
-		return fmt.Errorf("the program ended with %w, the communicator with %w", err, cause)
+	if cause := eventually(ctx, func() error { // what was made of it may have failed first
+		if cause := c.Err(); !errors.Is(cause, nccl.ErrAborted) {
+			return fmt.Errorf("communicator: %w", cause)
+		}
+		return nil
+	}); cause != nil {
+		return fmt.Errorf("the program ended with %w, the %w", err, cause)
 	}
 	err = errors.Join(p.close(), c.Close(), s.Close(), r.job.Barrier(ctx))
 	for _, b := range bufs {
@@ -201,6 +206,9 @@ func (p *abortProgram) step() (err error) {
 				p.windows = p.windows[:n-1]
 			}
 			break
+		}
+		if p.c.Device().Platform() != cuda.Host {
+			break // replays in windows do not end with an abort before NCCL 2.30.7
 		}
 		var w *nccl.SymmetricWindow
 		if w, err = p.c.Window(p.ctx, p.bufs[0].All().Range()); err == nil {

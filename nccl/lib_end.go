@@ -16,6 +16,7 @@ const (
 	finalizeWait = 2 * time.Second // for the library's good end
 	// destroyWait is for destroy and abort: each takes half a second, mostly.
 	destroyWait = 5 * time.Second
+	apartWait   = 2 * time.Second       // for one abort before the next
 	insideWait  = 50 * time.Millisecond // for calls that come out of the library by themselves
 	ownWait     = 2 * time.Second       // for this package's own stream, which waits for the program's, too
 )
@@ -45,13 +46,20 @@ func (l *library) abort() {
 	defer close(l.aborted)
 	if l.c.dev.Err() == nil {
 		// One after the other where memory is registered: the library then reads what it has freed (fault "abort-with-registrations"), and nobody else should
-		// have taken that meanwhile.
+		// have taken that meanwhile. Not for ever: it waits for graphs, and a replay with calls on both communicators ends when both are aborted.
 		apart := l.c.userRegs.Load() > 0
 		var wg sync.WaitGroup
 		for _, comm := range comms {
-			wg.Go(func() { l.abortOne(comm) }) // what it says changes nothing
+			gone := make(chan struct{})
+			wg.Go(func() {
+				defer close(gone)
+				l.abortOne(comm) // what it says changes nothing
+			})
 			if apart {
-				wg.Wait()
+				select {
+				case <-gone:
+				case <-time.After(apartWait):
+				}
 			}
 		}
 		wg.Wait()
