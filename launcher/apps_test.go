@@ -145,7 +145,7 @@ device = "host"
 job.wdir = "/w"
 env = {A = 1}
 `} {
-		got, err := DecodeJob("job.toml", []byte(text))
+		got, _, err := decodeJob("job.toml", []byte(text))
 		if d := cmp.Diff(got, want); d != "" || err != nil {
 			t.Errorf("%v, -got +want:\n%s", err, d)
 		}
@@ -163,7 +163,7 @@ env = {A = 1}
 		{"too many", "[[app]]\nnp = 1\nprogram = 'a'\n[[app]]\nnp = 16384\nprogram = 'b'\n", "job.toml:4:3: program b: number of ranks 16384: must be from 1 to 16384, for all programs together"},
 		{"one table", "[app]\nnp = 1\n", "job.toml:1:2: app must be an array of tables: [[app]]"},
 	} {
-		_, err := DecodeJob("job.toml", []byte(c.text))
+		_, _, err := decodeJob("job.toml", []byte(c.text))
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%s: got %v\nwant %s", c.name, err, c.want)
 		}

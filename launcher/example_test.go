@@ -25,18 +25,14 @@ func Example() {
 	// Output: code 7 by rank 1
 }
 
-func ExampleDecodeJob() {
-	job, err := launcher.DecodeJob("job.toml", []byte(`
-[job]
-np = 4
-program = "./train"
-[launch]
-timeout = "10m"
-`))
+func ExampleReadJobFile() {
+	job, places, err := launcher.ReadJobFile("../configs/local.toml")
 	fmt.Println(job.CommandLine(), err)
-	_, err = launcher.DecodeJob("job.toml", []byte("[job]\nnpp = 4\n"))
+	fmt.Println(places["job.np"])
+	_, _, err = launcher.ReadJobFile("../configs/none.toml")
 	fmt.Println(err)
 	// Output:
-	// gorun -np 4 --timeout 10m0s ./train <nil>
-	// job.toml:2:1: unknown key job.npp; did you mean np?
+	// gorun -np 4 --tag-output ./examples/allreduce <nil>
+	// ../configs/local.toml:6
+	// job file ../configs/none.toml: no such file or directory
 }

@@ -57,7 +57,7 @@ func TestDecodeHostfileErrors(t *testing.T) {
 	if _, err := ReadHostfile("/dev/zero"); err == nil || err.Error() != "--hostfile /dev/zero: more than 16384 KiB" {
 		t.Errorf("got %v", err)
 	}
-	if _, err := ReadJobFile("/dev/zero"); err == nil || err.Error() != "job file /dev/zero: more than 16384 KiB" {
+	if _, _, err := ReadJobFile("/dev/zero"); err == nil || err.Error() != "job file /dev/zero: more than 16384 KiB" {
 		t.Errorf("got %v", err)
 	}
 	_, err := ReadHostfile("/nonexistent/hosts")

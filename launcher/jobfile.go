@@ -81,15 +81,9 @@ var jobHints = map[string]string{
 // maxJobFile bounds a job file, in bytes: one with all hosts that there may be is smaller.
 const maxJobFile = 16 << 20
 
-// ReadJobFile reads a job from a TOML file. Paths in it are relative to the directory in which gorun runs, as on a
-// command line. An error is a *UsageError that names file and line.
-func ReadJobFile(name string) (Job, error) {
-	j, _, err := ReadJobFilePlaces(name)
-	return j, err
-}
-
-// ReadJobFilePlaces also says where in the file each setting stands.
-func ReadJobFilePlaces(name string) (Job, Places, error) {
+// ReadJobFile reads a job from a TOML file, and says where in the file each setting stands. Paths in it are relative to the directory in which gorun
+// runs, as on a command line. An error is a *UsageError that names file and line.
+func ReadJobFile(name string) (Job, Places, error) {
 	data, err := files.Read(name, maxJobFile)
 	if err != nil {
 		return Job{}, nil, usagef("job file %s: %s", name, files.Reason(err))
@@ -97,12 +91,7 @@ func ReadJobFilePlaces(name string) (Job, Places, error) {
 	return decodeJob(name, data)
 }
 
-// DecodeJob decodes the text of a job file; name is for errors.
-func DecodeJob(name string, data []byte) (Job, error) {
-	j, _, err := decodeJob(name, data)
-	return j, err
-}
-
+// decodeJob is ReadJobFile for the text of a file; name is for errors.
 func decodeJob(name string, data []byte) (Job, Places, error) {
 	data = bytes.TrimPrefix(data, []byte("\ufeff")) // some editors begin UTF-8 with it
 	d := jobDecoder{file: name, index: map[string]*tomlKey{}, places: Places{}}

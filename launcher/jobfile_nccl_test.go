@@ -8,7 +8,7 @@ import (
 )
 
 func TestDecodeNCCL(t *testing.T) {
-	got, err := DecodeJob("job.toml", []byte("[nccl]\ndebug = \"info\"\ngraph_register = false\nib_disable = 1\nmax_ctas = 4\nalgo = \"^Tree\"\nib_sl = \"0x3\"\n[mccl]\nsocket_ifname = \"eth0\"\n[env]\nNCCL_PROTO = \"Simple\"\n"))
+	got, _, err := decodeJob("job.toml", []byte("[nccl]\ndebug = \"info\"\ngraph_register = false\nib_disable = 1\nmax_ctas = 4\nalgo = \"^Tree\"\nib_sl = \"0x3\"\n[mccl]\nsocket_ifname = \"eth0\"\n[env]\nNCCL_PROTO = \"Simple\"\n"))
 	want := []Setting{{Name: "NCCL_ALGO", Value: "^Tree"}, {Name: "NCCL_DEBUG", Value: "info"}, {Name: "NCCL_GRAPH_REGISTER", Value: "0"}, {Name: "NCCL_IB_DISABLE", Value: "1"}, {Name: "NCCL_IB_SL", Value: "0x3"},
 		{Name: "NCCL_MAX_CTAS", Value: "4"}, {Name: "MCCL_SOCKET_IFNAME", Value: "eth0"}, {Name: "NCCL_PROTO", Value: "Simple"}}
 	if d := cmp.Diff(got.Env, want); d != "" || err != nil {
@@ -32,12 +32,12 @@ func TestDecodeNCCL(t *testing.T) {
 		{"twice", "[env]\nNCCL_DEBUG = \"INFO\"\n[nccl]\ndebug = \"WARN\"\n", "job.toml:4:1: debug is given twice, here and as NCCL_DEBUG in [env]"},
 		{"in another table", "[launch]\nsocket_ifname = \"eth0\"\n", "job.toml:2:1: unknown key launch.socket_ifname; it belongs into [nccl]"},
 	} {
-		_, err := DecodeJob("job.toml", []byte(c.text))
+		_, _, err := decodeJob("job.toml", []byte(c.text))
 		if err == nil || err.Error() != c.want {
 			t.Errorf("%s: got %v\nwant %s", c.name, err, c.want)
 		}
 	}
-	if _, err := DecodeJob("job.toml", []byte("[nccl]\nlegacy_cuda_register = 0\nlaunch_mode = \"PARALLEL\"\n")); err != nil {
+	if _, _, err := decodeJob("job.toml", []byte("[nccl]\nlegacy_cuda_register = 0\nlaunch_mode = \"PARALLEL\"\n")); err != nil {
 		t.Errorf("harmless values: %v", err)
 	}
 	// Each key is of one kind.

@@ -15,7 +15,7 @@ import (
 
 func TestDecodeJob(t *testing.T) {
 	on, three := true, 3
-	got, err := DecodeJob("job.toml", []byte(`
+	got, _, err := decodeJob("job.toml", []byte(`
 [job]
 np = 4
 program = "./train"
@@ -73,13 +73,13 @@ func TestDecodeJobOfWindows(t *testing.T) {
 	if err != nil || got.NP != 2 || got.Program != "true" || places["job.np"] != "job.toml:2" {
 		t.Errorf("%+v, np at %q, %v", got, places["job.np"], err)
 	}
-	if _, err := DecodeJob("job.toml", []byte("\ufeff[job]\r\nnp = x\r\n")); err == nil || err.Error() != `job.toml:2:6: expected value but found "x" instead; text stands in quotes: np = "x"` {
+	if _, _, err := decodeJob("job.toml", []byte("\ufeff[job]\r\nnp = x\r\n")); err == nil || err.Error() != `job.toml:2:6: expected value but found "x" instead; text stands in quotes: np = "x"` {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestDecodeJobHosts(t *testing.T) {
-	got, err := DecodeJob("job.toml", []byte(`
+	got, _, err := decodeJob("job.toml", []byte(`
 [job]
 program = "./train"
 [[host]]
@@ -115,11 +115,11 @@ stage = ["data.bin", "x y"]
 	if got := got.CommandLine(); got != line {
 		t.Errorf("command line:\n got %s\nwant %s", got, line)
 	}
-	got, err = DecodeJob("job.toml", []byte("host = [{name = \"a\", slots = 2}, {name = \"b\"}]\nlaunch = {stage = \"none\", rsh = \"ssh -q\", hostfile.x = 1}\n"))
+	got, _, err = decodeJob("job.toml", []byte("host = [{name = \"a\", slots = 2}, {name = \"b\"}]\nlaunch = {stage = \"none\", rsh = \"ssh -q\", hostfile.x = 1}\n"))
 	if err == nil {
 		t.Errorf("hostfile is a table: got %+v", got)
 	}
-	got, err = DecodeJob("job.toml", []byte("host = [{name = \"a\", slots = 2}, {name = \"b\"}]\nlaunch = {stage = \"none\", rsh = \"ssh -q\"}\n"))
+	got, _, err = decodeJob("job.toml", []byte("host = [{name = \"a\", slots = 2}, {name = \"b\"}]\nlaunch = {stage = \"none\", rsh = \"ssh -q\"}\n"))
 	if d := cmp.Diff(got, Job{Hosts: []Host{{Name: "a", Addr: "a", Slots: 2}, {Name: "b", Addr: "b"}}, RSH: "ssh -q", Stage: []string{StageNone}}); d != "" || err != nil {
 		t.Errorf("%v, -got +want:\n%s", err, d)
 	}
@@ -191,7 +191,7 @@ func TestDecodeJobErrors(t *testing.T) {
 		{"empty program", "[job]\nprogram = \"\"\n", "job.toml:2:1: program is empty"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := DecodeJob("job.toml", []byte(c.text))
+			_, _, err := decodeJob("job.toml", []byte(c.text))
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -206,7 +206,7 @@ func TestDecodeJobErrors(t *testing.T) {
 }
 
 func TestReadJobFileMissing(t *testing.T) {
-	_, err := ReadJobFile("/nonexistent/job.toml")
+	_, _, err := ReadJobFile("/nonexistent/job.toml")
 	if want := "job file /nonexistent/job.toml: no such file or directory"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -220,7 +220,7 @@ func TestExamples(t *testing.T) {
 	}
 	root := schemaOf(t)
 	for _, f := range files {
-		job, err := ReadJobFile(f)
+		job, _, err := ReadJobFile(f)
 		if err != nil {
 			t.Error(err)
 			continue

@@ -25,7 +25,7 @@ func fullJob(t *testing.T) Job {
 			err = o.Set(&j, o.Flags[0], value)
 		default:
 			var one Job
-			one, err = DecodeJob("job.toml", []byte(o.Key+" = "+o.Example+"\n"))
+			one, _, err = decodeJob("job.toml", []byte(o.Key+" = "+o.Example+"\n"))
 			for _, v := range o.values(&one) {
 				if err == nil {
 					err = o.set(&j, v)

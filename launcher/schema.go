@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// JobSchema is the JSON Schema (draft 7) of a job file, for editors. What a value must be beside its type, DecodeJob tells.
+// JobSchema is the JSON Schema (draft 7) of a job file, for editors. What a value must be beside its type, ReadJobFile tells.
 func JobSchema() []byte {
 	scalars := []string{"string", "number", "boolean"}
 	variables := map[string]any{"type": "object", "additionalProperties": map[string]any{"type": scalars}}

@@ -160,7 +160,7 @@ func TestJobSchemaFile(t *testing.T) {
 	}
 }
 
-// What the schema takes and refuses is what DecodeJob does, as far as types tell.
+// What the schema takes and refuses is what ReadJobFile does, as far as types tell.
 func TestJobSchema(t *testing.T) {
 	root := schemaOf(t)
 	for _, o := range JobOptions {
@@ -200,7 +200,7 @@ func TestJobSchema(t *testing.T) {
 		"[nccl]\ndebug = 'info'\ncross_nic = 1\nib_disable = true\nmax_ctas = 4\nalgo = 'Ring'\nlegacy_cuda_register = 0\n[mccl]\ndebug = 'WARN'\n",
 		"[launch]\ntimeout = 90\nkill_grace = 0.5\nstdin = 0\nstage = 'none'\nrestarts = 0\n",
 	} {
-		if _, err := DecodeJob("job.toml", []byte(text)); err != nil {
+		if _, _, err := decodeJob("job.toml", []byte(text)); err != nil {
 			t.Errorf("%q: %v", text, err)
 		}
 		if err := root.checkTOML([]byte(text)); err != nil {
@@ -213,7 +213,7 @@ func TestJobSchema(t *testing.T) {
 		"[[app]]\nnp = 1\nprogram = 'a'\ntimeout = 1", "[env]\nA = [1]", "[env.A]\nb = 1", "[launch]\nrm = 'lsf'", "[launch]\non_fail = 'x'", "[launch]\noversubscribe = 1", "[launch]\nstage = 1",
 		"[output]\ntag = 'yes'", "[nccl]\ndebug = 'LOUD'", "[nccl]\ncomm_id = 'x'", "[nccl]\nlegacy_cuda_register = 1", "[nccl]\nlaunch_mode = 'GROUP'", "[nccl]\nib_disable = 2", "[nccl]\nfoo = 1",
 	} {
-		if _, err := DecodeJob("job.toml", []byte(text)); err == nil {
+		if _, _, err := decodeJob("job.toml", []byte(text)); err == nil {
 			t.Errorf("%q is a job", text)
 		}
 		if err := root.checkTOML([]byte(text)); err == nil {

@@ -63,7 +63,7 @@ func newConfigCmd(io stdio) *cobra.Command {
 
 // validate checks a job file: what gorun FILE refuses is an error here, too, though flags may give the rest.
 func validate(file string, io stdio) error {
-	job, places, err := launcher.ReadJobFilePlaces(file)
+	job, places, err := launcher.ReadJobFile(file)
 	if err != nil {
 		return err
 	}

@@ -408,7 +408,7 @@ func sourcesOf(q *request, lookup func(string) (string, bool)) ([]launcher.Sourc
 	if file == "" {
 		return sources, nil
 	}
-	of, places, err := launcher.ReadJobFilePlaces(file)
+	of, places, err := launcher.ReadJobFile(file)
 	if err != nil {
 		if looksLikeHostfile(file) {
 			return nil, usagef("%s is no job file, but may be a hostfile: that is given with --hostfile %s", file, launcher.ShellQuote(file))
