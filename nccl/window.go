@@ -54,7 +54,8 @@ func (c *Comm) WindowSupport() (ok bool, why string) {
 
 // Window makes a window of a range of Shareable memory that begins at a multiple of 4096 bytes. Collective: all members give ranges of equal length at
 // the same offset from the head of their allocations, and wait for each other at most as long as ctx. Where a member's platform has no windows all get nil
-// and no error. The memory is kept until Close. Addresses stay the same until then; who writes through them orders that with the owner.
+// and no error. Where a library fails on one member and leaves the others in it, they are let out and the communicator has failed.
+// The memory is kept until Close. Addresses stay the same until then; who writes through them orders that with the owner.
 func (c *Comm) Window(ctx context.Context, r cuda.Range) (*SymmetricWindow, error) {
 	w, err := c.window(ctx, r)
 	if err != nil {
