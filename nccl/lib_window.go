@@ -75,6 +75,7 @@ func (l *library) window(ctx context.Context, r cuda.Range) (rawWindow, error) {
 			who := slices.IndexFunc(l.c.peers, func(p peer) bool { return p.acct.Busy() == windowFailed })
 			switch {
 			case who < 0:
+				alone = time.Time{}
 			case alone.IsZero():
 				alone = time.Now()
 			case time.Since(alone) > windowPatience:
