@@ -23,7 +23,8 @@ func Comms(c ...*nccl.Comm) Option {
 }
 
 // Require demands that each call reaches mode or better (Plain < Graph, Local < Window); else every member's capture fails
-// with ErrMode and says why. Equal on all members. What is demanded goes by the library on a GPU, small collectives too, which otherwise go by peer memory. Send and Recv have no windows: a demand for Window is one for Graph there.
+// with ErrMode and says why; of a Send or Recv so do its two ends, and the others' errors name these (ErrPeer, or nccl.ErrMismatch where they wait for one
+// of them). Equal on all members. What is demanded goes by the library on a GPU, small collectives too, which otherwise go by peer memory. Send and Recv have no windows: a demand for Window is one for Graph there.
 //
 // On the host platform Window costs nothing and is what calls get where it can be. On a GPU a capture uses windows that the program has made (Comm.Window), makes
 // small ones by itself (NoWindows), and makes the others only on this demand: for the life of the graph, and until a later demand finds no member using them.

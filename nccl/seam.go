@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -129,7 +130,8 @@ func (c *Comm) Meet(ctx context.Context, value []byte, what string) ([][]byte, e
 	return c.meet(ctx, everybody, value, what)
 }
 
-// MeetPair is the same between this rank and one peer, for Send and Recv in a capture. For libraries.
+// MeetPair is the same between this rank and one peer, for Send and Recv in a capture. It also ends (*bootstrap.GaveUpError) when the capture is over because
+// all members have not met in it. For libraries.
 func (c *Comm) MeetPair(ctx context.Context, peer int, value []byte, what string) (theirs []byte, err error) {
 	if peer < 0 || peer >= len(c.ranks) {
 		return nil, c.errorf(what, causef(ErrArgument, "peer %d is no rank of a communicator of %d", peer, len(c.ranks)))
@@ -223,6 +225,9 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 	mu.Lock()
 	timer = time.AfterFunc(meetPoll, look)
 	mu.Unlock()
+	if peer != everybody {
+		defer c.listenOver(ctx, cancel, rec.Seq)()
+	}
 	all, err := g.Meet(ctx, value, what)
 	mu.Lock()
 	over = true
@@ -231,7 +236,72 @@ func (c *Comm) meet(ctx context.Context, peer int, value []byte, what string) ([
 	if err == nil {
 		return all, nil
 	}
-	return nil, c.errorf(what, c.meetFailure(ctx, err))
+	err = c.meetFailure(ctx, err)
+	if over, ok := errors.AsType[*captureOver](context.Cause(ctx)); ok {
+		// A circle that this rank is in has its own error, which comes first.
+		if _, ok := errors.AsType[*bootstrap.WaitError](err); ok {
+			err = over.GaveUpError
+		}
+	}
+	if peer == everybody && rec.Seq != 0 && c.usable() == nil { // the communicator's failure reaches all by itself
+		c.sayOver(ctx, rec.Seq, what, err)
+	}
+	return nil, c.errorf(what, err)
+}
+
+// captureOver ends a wait for a peer in a capture that is over.
+type captureOver struct{ *bootstrap.GaveUpError }
+
+// overWait is how long a rank waits for its peer in a capture before it listens for the end of that capture: longer than most waits last, and about as long
+// as it takes until a circle of waits is told. As long it waits then for the circle's own word, if it is part of that.
+const overWait = 250 * time.Millisecond
+
+// sayWait bounds sayOver: it takes a fraction of a millisecond, unless the host's node does not answer.
+const sayWait = 500 * time.Millisecond
+
+func (c *Comm) overKey(seq uint64) string { return fmt.Sprintf("nccl %s capture %d over", c.key, seq) }
+
+// sayOver tells that all members have not met in the capture of record seq, which therefore fails on all: who waits for a peer that has left it would
+// wait for ever. The first member that says it counts. what is how this rank's wait was called, err what became of it.
+func (c *Comm) sayOver(ctx context.Context, seq uint64, what string, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), sayWait)
+	defer cancel()
+	text := fmt.Sprintf("rank %d left %s", c.rank, what)
+	if circle, ok := errors.AsType[*bootstrap.CycleError](err); ok {
+		text = circle.Error()
+	} else if gone, ok := errors.AsType[*bootstrap.GaveUpError](err); ok {
+		text = gone.Text
+	}
+	c.job.Put(ctx, c.overKey(seq), []byte(strings.ToValidUTF8(text[:min(len(text), maxOver)], ""))) // refused where another member was first
+}
+
+// maxOver bounds what sayOver says.
+const maxOver = 4 << 10
+
+// listenOver ends the wait for a peer, by cancel, when the capture of record seq is over. stop ends the listening.
+func (c *Comm) listenOver(ctx context.Context, cancel context.CancelCauseFunc, seq uint64) (stop func()) {
+	ctx, end := context.WithCancel(ctx)
+	var listening sync.WaitGroup
+	listening.Add(1)
+	timer := time.AfterFunc(overWait, func() {
+		defer listening.Done()
+		text, err := c.job.Listen(ctx, c.overKey(seq))
+		if err != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(overWait):
+			cancel(&captureOver{&bootstrap.GaveUpError{Text: string(text)}})
+		}
+	})
+	return func() {
+		end()
+		if timer.Stop() {
+			listening.Done()
+		}
+		listening.Wait()
+	}
 }
 
 // meetFailure is what the end of a meeting with err means: the communicator's failure, where that led to it. ctx is the meeting's.

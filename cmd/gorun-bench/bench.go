@@ -324,7 +324,7 @@ func measurePoint[T cuda.Element](ctx context.Context, b *bencher, s series, siz
 	if s.captured {
 		g, failed := c.capture(ctx, b.perGraph)
 		if failed != nil {
-			return p, failed
+			return p, b.modeless(ctx, failed)
 		}
 		defer func() { err = errors.Join(err, b.release(ctx, c.s, g)) }()
 		p.mode = modesOf(g)
@@ -433,6 +433,20 @@ func modesOf(g *graphs.Graph) string {
 		}
 	}
 	return strings.Join(names, ",")
+}
+
+// modeless is a failed capture's error, which is graphs.ErrMode on all ranks if it is on one: of a Send or Recv that does not reach the mode only its
+// ends know. The capture has failed on all ranks.
+func (b *bencher) modeless(ctx context.Context, failed error) error {
+	mine := 0.0
+	if errors.Is(failed, graphs.ErrMode) {
+		mine = 1
+	}
+	all, err := b.gather(ctx, []float64{mine})
+	if err != nil || mine == 1 || slices.Max(all[0]) == 0 {
+		return failed
+	}
+	return fmt.Errorf("%w: %w", graphs.ErrMode, failed)
 }
 
 // release closes a graph and has its registrations given back, so that the next size begins as this one did.

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(onLibrary) == "" {
 		os.Setenv("GORUN_DEVICE", "host") // several ranks of these tests are in one process
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(ranktest.Patient{M: m})
 }
 
 // onLibrary marks the ranks of a test, processes, that use a GPU or what stands for it.
