@@ -19,35 +19,38 @@ import (
 // TestRandomAborts aborts a communicator on a goroutine of its own, at a random moment of a program that captures, replays, registers and divides it, while others look at it. It
 // is for the race detector most of all: whatever the program is in ends with the abort, everything can be closed, and the next communicator works.
 func TestRandomAborts(t *testing.T) {
-	everywhere(t, func(ctx context.Context, r *rank) error {
-		rounds := 12
-		if r.dev.Platform() != cuda.Host {
-			rounds = 4
+	t.Run("library", func(t *testing.T) { everywhere(t, abortRounds, noWindows) })
+	t.Run("peer memory", func(t *testing.T) { onDevices(t, elements, abortRounds, noWindows, "GORUN_PEER=auto") })
+	t.Run("hosts", func(t *testing.T) { onHosts(t, abortRounds) })
+}
+
+func abortRounds(ctx context.Context, r *rank) error {
+	rounds := uint64(12)
+	if !r.job.InProcess() {
+		rounds = 4
+	}
+	seconds, _ := strconv.Atoi(os.Getenv("GORUN_TEST_STRESS"))
+	first := uint64(1)
+	if v := os.Getenv("GORUN_TEST_SEED"); v != "" {
+		first, _ = strconv.ParseUint(v, 10, 64)
+	}
+	start := time.Now()
+	for i := uint64(0); ; i++ {
+		on := []byte{0}
+		if i < rounds || time.Since(start) < time.Duration(seconds)*time.Second {
+			on[0] = 1
 		}
-		seconds, _ := strconv.Atoi(os.Getenv("GORUN_TEST_STRESS"))
-		first := uint64(1)
-		if v := os.Getenv("GORUN_TEST_SEED"); v != "" {
-			first, _ = strconv.ParseUint(v, 10, 64)
+		all, err := r.job.AllGather(ctx, on)
+		if err != nil {
+			return err
 		}
-		start := time.Now()
-		for i := range uint64(1 << 20) {
-			on := []byte{0}
-			if i < uint64(rounds) || time.Since(start) < time.Duration(seconds)*time.Second {
-				on[0] = 1
-			}
-			all, err := r.job.AllGather(ctx, on)
-			if err != nil {
-				return err
-			}
-			if all[0][0] == 0 {
-				break
-			}
-			if err := abortRound(ctx, r, first+i); err != nil {
-				return fmt.Errorf("seed %d: %w", first+i, err)
-			}
+		if all[0][0] == 0 {
+			return r.works(ctx, r.comm)
 		}
-		return r.works(ctx, r.comm)
-	}, noWindows)
+		if err := abortRound(ctx, r, first+i); err != nil {
+			return fmt.Errorf("seed %d: %w", first+i, err)
+		}
+	}
 }
 
 // abortRound is one communicator's life.
@@ -112,7 +115,14 @@ func abortRound(ctx context.Context, r *rank, seed uint64) error {
 	}); cause != nil {
 		return fmt.Errorf("the program ended with %w, the %w", err, cause)
 	}
-	err = errors.Join(p.close(), c.Close(), s.Close(), r.job.Barrier(ctx))
+	err = nil
+	if seed%3 == 0 {
+		var again *nccl.Comm
+		if again, err = c.Shrink(ctx, nil); err == nil {
+			err = errors.Join(r.works(ctx, again), again.Close())
+		}
+	}
+	err = errors.Join(err, p.close(), c.Close(), s.Close(), r.job.Barrier(ctx))
 	for _, b := range bufs {
 		err = errors.Join(err, b.Free())
 	}
@@ -162,7 +172,7 @@ func (p *abortProgram) step() (err error) {
 	if p.own.IntN(4) == 0 {
 		runtime.Gosched()
 	}
-	switch p.rng.IntN(11) {
+	switch p.rng.IntN(12) {
 	case 0, 1, 2:
 		var g *graphs.Graph
 		if g, err = graphs.Capture(p.ctx, p.s, p.calls, graphs.Comms(p.c)); err == nil {
@@ -214,6 +224,13 @@ func (p *abortProgram) step() (err error) {
 		if w, err = p.c.Window(p.ctx, p.bufs[0].All().Range()); err == nil {
 			p.windows = append(p.windows, w)
 		}
+	case 11: // lost, which Drain finds when the collector has
+		if n := len(p.graphs); n > 0 {
+			p.graphs[n-1] = nil
+			p.graphs = p.graphs[:n-1]
+		}
+		runtime.GC()
+		err = p.c.Drain(p.ctx)
 	case 10: // not registered, whatever else is
 		some := p.bufs[2].Slice(0, 1+p.rng.IntN(256))
 		err = nccl.AllReduce(p.c, some, some, nccl.Sum, p.s)
