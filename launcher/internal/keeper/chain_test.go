@@ -21,7 +21,7 @@ func TestSweepChain(t *testing.T) {
 // sweepChains is a process to which chains of processes belong when their parents have ended.
 func sweepChains() {
 	const subreaper, rounds = 36, 12                                  // PR_SET_CHILD_SUBREAPER
-	const next = `[ $N -gt 5000 ] || N=$((N+1)) /bin/sh -c "$NEXT" &` // it ends by itself, later than the test looks for it
+	const next = `[ $N -gt 1000 ] || N=$((N+1)) /bin/sh -c "$NEXT" &` // it ends by itself, later than the test looks for it
 	if _, _, errno := syscall.Syscall(syscall.SYS_PRCTL, subreaper, 1, 0); errno != 0 {
 		fmt.Println(errno)
 		os.Exit(1)
