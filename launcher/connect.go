@@ -370,7 +370,7 @@ func (r *retries) reason(host string) error {
 func (c *connector) open(index int, connected func()) (*remoteHost, error) {
 	r := c.r
 	ph := &r.plan.Hosts[index]
-	h := &remoteHost{index: index, stdin: r.stdin, size: len(r.plan.Ranks), name: ph.Name, events: r.events, output: r.output, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
+	h := &remoteHost{index: index, stdin: r.stdin, size: len(r.plan.Ranks), name: ph.Name, events: r.events, output: r.output, alone: len(r.plan.Hosts) == 1, met: r.met.Load, doubt: r.doubt, unreached: r.unreached, log: func(line string) { r.verbose("%s", line) },
 		calm: func() {}, gone: make(chan struct{}), wasReaped: make(chan struct{}), carried: make(chan struct{})}
 	s, err := push.Open(c.dial, c.way, ph.target(), push.Options{Builds: c.builds, Progress: c.progress})
 	if err != nil {

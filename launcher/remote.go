@@ -64,6 +64,7 @@ type remoteHost struct {
 	staged    int64                            // bytes of files that were sent to it
 	opened    time.Time                        // its agent spoke
 	ready     time.Time                        // it had prepared
+	alone     bool                             // the job has no other host
 	met       func() bool                      // all hosts have met: gossip knows of each
 	answer    atomic.Pointer[func(addrAnswer)] // takes what it says of addresses; nil: nobody asks
 	reading   sync.Once
@@ -332,6 +333,8 @@ func (h *remoteHost) watch() {
 		switch {
 		case silent > silentAgreed && doubted:
 			h.lost(fmt.Errorf("no answer for %v, and the other hosts do not reach it either", silent.Round(time.Second)))
+		case silent > silentAgreed && h.alone:
+			h.lost(fmt.Errorf("no answer for %v", silent.Round(time.Second)))
 		case silent > silentAgreed && !h.met():
 			h.lost(fmt.Errorf("no answer for %v, and it has not met the other hosts yet", silent.Round(time.Second)))
 		case silent > silentAlone:

@@ -42,7 +42,7 @@ group. When the last rank has ended, whatever ranks left running is killed.
 
 On other hosts gorun's agents do it. When gorun or the connection to it is gone, an
 agent ends its ranks within two seconds. A host that has not answered for 8 s, and that
-the other hosts do not reach either, is given up (exit code 123); 20 s without an
+the other hosts, if any, do not reach either, is given up (exit code 123); 20 s without an
 answer are enough alone. An agent that is cut off ends its ranks by the same rule, and
 after 45 s in any case: so long may gorun itself be stopped by SIGSTOP.
 `

@@ -376,18 +376,26 @@ func TestRemoteFaults(t *testing.T) {
 		if testing.Short() {
 			t.Skip("-short: takes 10 s")
 		}
-		j := remoteJob(t, home, "a,b", "rank", "sleep").start()
+		// One of two hosts, and, meanwhile, the only host of a job.
+		j, alone := remoteJob(t, home, "a,b", "rank", "sleep").start(), remoteJob(t, home, "c", "rank", "sleep").start()
 		j.until(marks("up", 2)...)
-		agent := j.agent(1)
+		alone.until(marks("up", 1)...)
+		agents := []int{j.agent(1), alone.agent(0)}
 		begin := time.Now()
-		syscall.Kill(agent, syscall.SIGSTOP)
+		for _, pid := range agents {
+			syscall.Kill(pid, syscall.SIGSTOP)
+		}
 		if got := j.wait(); got != 123 || !regexp.MustCompile(`^gorun: host b is lost: no answer for \d+s, and (the other hosts do not reach it either|it has not met the other hosts yet)\n`).MatchString(j.err.String()) {
 			t.Errorf("exit code %d, stderr %q, want 123", got, j.err.String())
+		}
+		if got := alone.wait(); got != 123 || !regexp.MustCompile(`^gorun: host c is lost: no answer for \d+s\n`).MatchString(alone.err.String()) {
+			t.Errorf("exit code %d, stderr %q, want 123", got, alone.err.String())
 		}
 		if d := time.Since(begin); d > 15*time.Second {
 			t.Errorf("the job ended after %v", d)
 		}
 		j.gone()
+		alone.gone()
 	})
 }
 
