@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -572,9 +573,16 @@ func TestStageBig(t *testing.T) {
 		arriving(t, h, 3, "big")
 		slow := agentOn(t, h, 3)
 		syscall.Kill(slow, syscall.SIGSTOP)
+		stopped := time.Now()
 		// The others have it all meanwhile, and gorun does not keep it for the slow one.
 		for i := range 3 {
 			eventually(t, "all of big", func() bool {
+				if time.Since(stopped) > silentAgreed/4 { // where that takes long it must answer now and then, or is lost
+					syscall.Kill(slow, syscall.SIGCONT)
+					time.Sleep(100 * time.Millisecond)
+					syscall.Kill(slow, syscall.SIGSTOP)
+					stopped = time.Now()
+				}
 				files, _ := filepath.Glob(h.Path(i, "/tmp/gorun-job-*/big"))
 				if len(files) != 1 {
 					return false
