@@ -13,6 +13,12 @@ import "fmt"
 // SetRanksPerRoot makes so many ranks meet at one root.
 func SetRanksPerRoot(n int) { ranksPerRoot = n }
 
+// PublishID publishes an id of the library for others.
+func PublishID(ctx context.Context, c *Comm, name string) error {
+	_, err := c.be.(*library).publishID(ctx, name, nil)
+	return err
+}
+
 // SetStrangeLimit makes so many connections at once prove the key.
 func SetStrangeLimit(n int) { strangeLimit = n }
 

@@ -287,13 +287,15 @@ func (l *library) ids(ctx context.Context, own error) ([][]ncclsys.UniqueID, err
 	return ids, own
 }
 
-// publishID makes an id. With own, which keeps this member from it, it is zeros.
+// publishID makes an id. With own, which keeps this member from it, or where that fails, it is zeros.
 func (l *library) publishID(ctx context.Context, name string, own error) (id ncclsys.UniqueID, err error) {
 	if err = own; err == nil {
 		id, err = l.makeID()
 	}
 	if err == nil {
-		return id, l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id))
+		if err = l.c.job.PublishID(ctx, name, bootstrap.UniqueID(id)); err == nil {
+			return id, nil
+		}
 	}
 	ctx, done := context.WithTimeout(context.WithoutCancel(ctx), tellWait) // the end of ctx may be the error
 	defer done()

@@ -67,3 +67,24 @@ func TestLibraryInitFailsAlone(t *testing.T) {
 		})
 	}
 }
+
+// A root that has made its id when its context ends tells the others that none comes.
+func TestLibraryIDTooLate(t *testing.T) {
+	dltest.Parallel(t)
+	allWell(t, ranktest.RunProcesses(t, 2, func(ctx context.Context, job *bootstrap.Job) error {
+		return withDevice(ctx, job, nil, func(w *world) error {
+			ctx, cancel := context.WithTimeout(ctx, room)
+			defer cancel()
+			if job.Rank() == 0 {
+				over, end := context.WithCancel(ctx)
+				end()
+				return wantErr(nccl.PublishID(over, w.comm, "late"), context.Canceled, "publish id")
+			}
+			id, err := job.UniqueID(ctx, "late")
+			if err == nil && id != (bootstrap.UniqueID{}) {
+				err = errors.New("an id has come")
+			}
+			return err
+		})
+	}, fakeLibraries(t)...))
+}
