@@ -108,7 +108,9 @@ func TestHungry(t *testing.T) {
 			}
 		}
 	}
-	until("run on", func(ran, waited time.Duration) bool { return ran >= begun.ran+lastWords && waited > begun.waited+lastWords })
+	until("run on", func(ran, waited time.Duration) bool {
+		return ran >= begun.ran+lastWords && waited > begun.waited+lastWords
+	})
 	if starving() {
 		t.Error("still starved when they have run for long")
 	}

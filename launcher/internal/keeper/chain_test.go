@@ -56,7 +56,11 @@ func sweepChains() {
 			reap()
 		}
 		left := Sweep(job, nil, 10*time.Second, true)
-		if left == 0 && !reap() {
+		gone := reap()
+		for end := time.Now().Add(200 * time.Millisecond); !gone && time.Now().Before(end); gone = reap() {
+			time.Sleep(time.Millisecond) // what was killed has no environment any more, and may wait for a CPU to end
+		}
+		if left == 0 && !gone {
 			missed++
 		}
 		for !reap() {
