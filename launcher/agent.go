@@ -587,15 +587,17 @@ func (a *agent) reap() (killed int) {
 		a.stopKeeper()
 		return n
 	}
-	spare := a.cfg.spare
 	if a.keeps() {
-		spare = maps.Clone(spare)
+		spare := maps.Clone(a.cfg.spare)
 		if spare == nil {
 			spare = map[int]bool{}
 		}
 		spare[a.cfg.keeper.PID()] = true
+		a.mu.Lock()
+		a.cfg.spare = spare // from here on: it may have been left something when this is called again
+		a.mu.Unlock()
 	}
-	killed, a.left = killChildren(spare, reapBound)
+	killed, a.left = killChildren(a.cfg.spare, reapBound)
 	if !a.cfg.files {
 		a.stopKeeper()
 	}

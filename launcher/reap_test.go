@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gorun-dev/gorun/launcher/internal/keeper"
 )
 
 // Who ends what ranks have left behind looks for it also when it has had to wait for the CPU until its time was over: with no time at all, children are
@@ -17,6 +19,31 @@ func TestKillChildrenLate(t *testing.T) {
 	if err != nil || string(out) != "spared 2\nall 2\n" {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// An agent may reap twice: when it is told to, and when it ends, because a rank has not ended. The keeper, to which that is left, is none of what is ended then.
+func TestReapTwice(t *testing.T) {
+	out, err := exec.Command(os.Args[0], "reap-twice").CombinedOutput()
+	if err != nil || string(out) != "killed 0\nkilled 0\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func testReapTwice() {
+	k, err := keeper.Start(keeper.Job{ID: fmt.Sprint("reap-twice-", os.Getpid())})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	a, err := newAgent(agentConfig{ownChild: true, keeper: k})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	for range 2 { // no rank was started, so that one may still be
+		fmt.Println("killed", a.reap())
+	}
+	os.Exit(0)
 }
 
 // testKillChildren is a process whose children are those of a test.
