@@ -13,6 +13,7 @@ import (
 	"github.com/gorun-dev/gorun/bootstrap"
 	"github.com/gorun-dev/gorun/bootstrap/ranktest"
 	"github.com/gorun-dev/gorun/cuda"
+	"github.com/gorun-dev/gorun/cuda/dl/dltest"
 	"github.com/gorun-dev/gorun/graphs"
 	"github.com/gorun-dev/gorun/nccl"
 )
@@ -292,4 +293,35 @@ func TestWindowsSetting(t *testing.T) {
 		_, _, err := r.mode(ctx, func(s *cuda.Stream) error { return allReduce(r, s) })
 		return wantText(err, `GORUN_WINDOWS="sometimes": want auto or off`)
 	})
+}
+
+// The library refuses a captured call's window to one member: the others are let out of the making of theirs, and that member says why.
+func TestLibraryCaptureWindowRefused(t *testing.T) {
+	dltest.Parallel(t)
+	allWell(t, ranktest.RunProcesses(t, 3, func(ctx context.Context, job *bootstrap.Job) error {
+		r, err := deviceRank(ctx, job, elements)
+		if err != nil {
+			return err
+		}
+		c, err := r.another(ctx, "doomed")
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, room)
+		defer cancel()
+		_, err = graphs.Capture(ctx, r.stream, func(s *cuda.Stream) error {
+			return nccl.AllReduce(c, r.a.All(), r.b.All(), nccl.Sum, s)
+		}, graphs.Comms(c), graphs.Require(nccl.Window))
+		if !errors.Is(err, nccl.ErrAborted) {
+			return fmt.Errorf("Capture: %w", err)
+		}
+		texts := []string{"rank 1 could not make its own"}
+		if job.Rank() == 1 {
+			texts = append(texts, "out of memory")
+		}
+		if err := wantText(err, texts...); err != nil {
+			return err
+		}
+		return errors.Join(c.Close(), r.close())
+	}, append(fakeEnv(t), "FAKE_NCCL=window-refused")...))
 }

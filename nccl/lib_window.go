@@ -297,32 +297,36 @@ func (c *Comm) covers(k windowed) bool {
 
 // newPanes makes windows, on all members or none: lack says, with the same text on all, why there are none.
 func (l *library) newPanes(ctx context.Context, keys []windowed, unasked bool) (made []*pane, lack string, err error) {
-	var errs []error
+	var failed, why error    // why: it did not follow from the communicator's failure
 	for _, k := range keys { // all of them, also after one that failed here: the others wait in the library
 		p, err := l.newPane(ctx, k)
-		if err != nil {
-			errs = append(errs, err)
-		} else if p != nil {
+		switch {
+		case err != nil && failed == nil:
+			failed = err
+			if l.c.failed.Load() == nil {
+				why = err
+			}
+		case p != nil:
 			p.unasked = unasked
 			made = append(made, p)
 		}
 	}
 	own := []byte{}
 	switch {
-	case len(errs) > 0:
-		own = append(own, errs[0].Error()...)
+	case failed != nil:
+		own = append(own, failed.Error()...)
 	case len(made) < len(keys):
 		own = append(own, l.unableWhy()...)
 	}
 	what := "windows of a captured call"
-	if len(errs) > 0 {
+	if failed != nil {
 		what = windowFailed
 	}
 	all, meetErr := l.c.Meet(ctx, own, what)
 	if meetErr != nil {
 		// The end of the capture, or of the communicator, on all members alike: nobody uses the windows, and they end with the communicator.
 		l.keepPanes(&l.strays, made)
-		return nil, "", meetErr
+		return nil, "", errors.Join(why, meetErr)
 	}
 	for r, b := range all {
 		if lack == "" && len(b) > 0 {
