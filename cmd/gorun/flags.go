@@ -89,7 +89,7 @@ func parse(args []string) (*request, error) {
 	}
 	switch {
 	case more == 0 && q.job.NP != 0:
-		return nil, usagef("no program between its -np and the first ':': gorun -np 1 PROGRAM : -np 4 PROGRAM")
+		return nil, usagef("no program between -np and the first ':': gorun -np 1 PROGRAM : -np 4 PROGRAM")
 	case more > 0:
 		first := launcher.NewApp(launcher.Job{NP: q.job.NP, Program: rest[0], Args: rest[1:more]})
 		q.job.Apps, q.job.NP = append(q.job.Apps, first), 0
