@@ -76,8 +76,12 @@ func (e *WaitError) Unwrap() error { return e.Err }
 func (e *CycleError) Error() string {
 	var b strings.Builder
 	b.WriteString("ranks wait for each other: ")
-	for _, w := range e.Waits {
-		fmt.Fprintf(&b, "rank %d is in %s and waits for ", w.Rank, w.What)
+	for i, w := range e.Waits {
+		is := "rank %d is in %s and waits for "
+		if i > 0 {
+			is = "rank %d, which is in %s and waits for "
+		}
+		fmt.Fprintf(&b, is, w.Rank, w.What)
 	}
 	if len(e.Waits) > 0 {
 		fmt.Fprintf(&b, "rank %d", e.Waits[0].Rank)
