@@ -633,12 +633,14 @@ func killChildren(spare map[int]bool, bound time.Duration) (killed int, left boo
 				continue
 			}
 			left = true
-			if p.State == 'Z' {
+			switch {
+			case p.State == 'Z':
 				syscall.Wait4(p.PID, nil, syscall.WNOHANG, nil)
-			} else if syscall.Kill(p.PID, syscall.SIGKILL) == nil && !dead[p.PID] {
+			case syscall.Kill(p.PID, syscall.SIGKILL) != nil: // it has ended, or is another user's
+			case !dead[p.PID]:
 				dead[p.PID] = true
 				last = time.Now()
-			} else {
+			default:
 				starved = starved || p.State == 'R'
 			}
 		}

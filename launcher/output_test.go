@@ -35,6 +35,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "reap-twice" {
 		testReapTwice()
 	}
+	if len(os.Args) > 1 && os.Args[1] == "kill-foreign" {
+		testKillForeign()
+	}
 	if len(os.Args) > 2 && os.Args[1] == "reader" {
 		testReader(os.Args[2])
 	}

@@ -1,11 +1,14 @@
 package launcher
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,6 +22,44 @@ func TestKillChildrenLate(t *testing.T) {
 	if err != nil || string(out) != "spared 2\nall 2\n" {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// A child that may not be killed, here of another user, is not waited for as one that is about to end, though it runs.
+func TestKillChildrenForeign(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, for a process of another user")
+	}
+	out, err := exec.Command(os.Args[0], "kill-foreign").CombinedOutput()
+	if strings.HasPrefix(string(out), "no other user: ") {
+		t.Skipf("%s", out)
+	}
+	if err != nil || string(out) != "killed 0, left true\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func testKillForeign() {
+	const nobody = 65534
+	pid, err := syscall.ForkExec("/bin/sh", []string{"sh", "-c", "while :; do :; done"}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	if err := syscall.Setresuid(nobody, nobody, 0); err != nil {
+		syscall.Kill(pid, syscall.SIGKILL)
+		fmt.Println("no other user:", err)
+		os.Exit(0)
+	}
+	begin := time.Now()
+	killed, left := killChildren(nil, 500*time.Millisecond)
+	fmt.Printf("killed %d, left %t\n", killed, left)
+	if took := time.Since(begin); took > 4*time.Second { // of 6
+		fmt.Println("after", took)
+	}
+	if err := errors.Join(syscall.Setresuid(0, 0, 0), syscall.Kill(pid, syscall.SIGKILL)); err != nil {
+		fmt.Println(err)
+	}
+	os.Exit(0)
 }
 
 // An agent may reap twice: when it is told to, and when it ends, because a rank has not ended. The keeper, to which that is left, is none of what is ended then.
