@@ -396,8 +396,8 @@ func (j *job) stopAndGoOn(ranks ...int) {
 		return stat[bytes.LastIndexByte(stat, ')')+2]
 	}
 	j.cmd.Process.Signal(syscall.SIGTSTP)
-	for _, pid := range all {
-		j.eventually("a stop", 10*time.Second, func() bool { return state(pid) == 'T' })
+	for i, pid := range all {
+		j.eventually(fmt.Sprintf("a stop of %d of gorun and its ranks (now %c)", i, state(pid)), 10*time.Second, func() bool { return state(pid) == 'T' })
 	}
 	j.cmd.Process.Signal(syscall.SIGCONT)
 	for _, pid := range all {
