@@ -100,18 +100,21 @@ type agent struct {
 	pids     []int            // by index in cfg.ranks; 0: not started
 	since    []time.Time      // when they were
 	stopped  bool             // no more forks
+	held     bool             // none while the ranks are stopped (SIGSTOP)
+	goOn     sync.Cond        // of stopped and held
 	sent     syscall.Signal   // the last signal that asks ranks to end; a rank whose fork was on its way gets it, too
 	starting int              // index of the rank that is started and not watched yet, -1: none
 	forker   int              // the thread that starts them
 	gone     []time.Time      // of ranks that had ended before they were watched: when that was first seen, by index
 	sentTo   []syscall.Signal // the last of those that each rank got, by index in cfg.ranks
-	forking  int              // index of the rank whose fork is on its way, -1: none; it may run already
+	forking  int              // index of the rank that is being started, -1: none; it may run already
 	late     []syscall.Signal // for that one, when it is known
 }
 
 func newAgent(cfg agentConfig) (*agent, error) {
 	a := &agent{cfg: cfg, pids: make([]int, len(cfg.ranks)), since: make([]time.Time, len(cfg.ranks)), sentTo: make([]syscall.Signal, len(cfg.ranks)), gone: make([]time.Time, len(cfg.ranks)), starting: -1,
 		oom: newOOMWatch(), letDie: make(chan struct{}), register: unix.EpollCtl, forking: -1}
+	a.goOn.L = &a.mu
 	var err error
 	if a.poller, err = newPoller(); err != nil {
 		return nil, fmt.Errorf("agent: %w", err)
@@ -150,14 +153,14 @@ func (a *agent) fork() {
 			told = now
 			untold = a.tell(untold)
 		}
-		a.mu.Lock()
-		stopped := a.stopped
-		a.mu.Unlock()
-		if stopped {
+		if !a.next(i) {
 			break
 		}
 		if err := a.forkOne(i); err != nil {
 			a.stopForks()
+			a.mu.Lock()
+			a.forking, a.late = -1, nil
+			a.mu.Unlock()
 			a.report(agentEvent{kind: rankFailed, rank: a.cfg.ranks[i].rank, err: err, at: time.Now()})
 			break
 		}
@@ -173,6 +176,31 @@ func (a *agent) fork() {
 	}
 	a.report(e)
 	<-a.letDie
+}
+
+// next begins with rank i, as soon as the ranks are not stopped; false: no more ranks are started.
+func (a *agent) next(i int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for a.held && !a.stopped {
+		a.goOn.Wait()
+	}
+	if !a.stopped {
+		a.forking = i
+	}
+	return !a.stopped
+}
+
+// settled waits until no rank is being started, after SIGSTOP to all, for as long as the bound at most: the one that was has got the signal, too.
+func (a *agent) settled(bound time.Duration) {
+	for end := time.Now().Add(bound); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		a.mu.Lock()
+		forking := a.forking
+		a.mu.Unlock()
+		if forking < 0 {
+			return
+		}
+	}
 }
 
 func (a *agent) report(e agentEvent) {
@@ -266,7 +294,7 @@ func (a *agent) forkRank(i int, p *pipes) (pid, pidfd int, err error) {
 		}
 	}
 	a.mu.Lock()
-	a.forking, a.starting = i, i
+	a.starting = i
 	a.mu.Unlock()
 	pid, err = syscall.ForkExec(r.path, r.argv, &syscall.ProcAttr{
 		Dir:   r.dir,
@@ -291,7 +319,7 @@ func (a *agent) forkRank(i int, p *pipes) (pid, pidfd int, err error) {
 	}
 	if err != nil {
 		a.mu.Lock()
-		a.forking, a.starting, a.late = -1, -1, nil
+		a.starting = -1
 		a.mu.Unlock()
 		r.mpi.close()
 	}
@@ -310,11 +338,11 @@ func (a *agent) enter(i, pid int, start time.Time) {
 			a.sentTo[i] = a.sent
 		}
 	}
-	a.forking, a.late = -1, nil
-	a.mu.Unlock()
 	for _, sig := range late {
 		syscall.Kill(-pid, sig)
 	}
+	a.forking, a.late = -1, nil
+	a.mu.Unlock()
 }
 
 // forkOne starts rank i and has it watched.
@@ -502,6 +530,7 @@ func (a *agent) ended() (ranks []int) {
 func (a *agent) stopForks() {
 	a.mu.Lock()
 	a.stopped = true
+	a.goOn.Broadcast()
 	a.mu.Unlock()
 }
 
@@ -511,6 +540,10 @@ func (a *agent) stopForks() {
 func (a *agent) signal(sig syscall.Signal, pick func(rank int) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if pick == nil && (sig == syscall.SIGSTOP || sig == syscall.SIGCONT) {
+		a.held = sig == syscall.SIGSTOP
+		a.goOn.Broadcast()
+	}
 	toEnd := sig == syscall.SIGTERM || sig == syscall.SIGINT || sig == syscall.SIGKILL
 	if toEnd {
 		a.sent = sig

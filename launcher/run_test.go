@@ -391,6 +391,113 @@ func TestSignalWhileForking(t *testing.T) {
 	nothingLeft(t, "")
 }
 
+// A rank that is being started when the ranks stop stops with them, and none is started before they go on.
+func TestStopWhileForking(t *testing.T) {
+	output, err := newOutputs(outputConfig{stdout: &sink{}, stderr: &sink{}}, 2, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	forked, goOn := make(chan int, 2), make(chan struct{})
+	events := make(chan agentEvent, eventRoom(2, 1))
+	cfg := agentConfig{events: events, output: output, job: keeper.Job{ID: "stop-while-forking"}, onFork: func(rank int) {
+		forked <- rank
+		<-goOn
+	}}
+	for rank := range 2 {
+		cfg.ranks = append(cfg.ranks, agentRank{rank: rank, path: "/bin/sleep", argv: []string{"sleep", "1000"}, dir: "/", stdin: int(null.Fd())})
+	}
+	a, err := newAgent(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.start()
+	<-forked // and is not known yet
+	a.signal(syscall.SIGSTOP, nil)
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		a.settled(20 * time.Second)
+	}()
+	select {
+	case <-settled:
+		t.Error("settled while a rank is being started")
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(goOn)
+	<-settled
+	pid := a.pidOf(0)
+	if pid == 0 {
+		t.Fatal("rank 0 is not known")
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), ") T ") {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("rank 0 runs: %s", text)
+		}
+	}
+	select {
+	case <-forked:
+		t.Error("rank 1 is started while the ranks are stopped")
+	case <-time.After(20 * time.Millisecond):
+	}
+	a.signal(syscall.SIGCONT, nil)
+	select {
+	case <-forked:
+	case <-time.After(20 * time.Second):
+		t.Error("rank 1 is not started when the ranks go on")
+	}
+	a.settled(20 * time.Second)
+	a.signal(syscall.SIGKILL, nil)
+	for ended := 0; ended < 2; {
+		if e := <-events; e.kind == rankExited {
+			ended++
+		}
+	}
+	a.reap()
+	<-output.finish()
+	a.close()
+	nothingLeft(t, "")
+}
+
+// Ranks that are stopped before all are started can be ended.
+func TestEndWhileStopped(t *testing.T) {
+	s := &sink{}
+	output, err := newOutputs(outputConfig{stdout: s, stderr: s}, 1, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := make(chan agentEvent, eventRoom(1, 1))
+	a, err := newAgent(agentConfig{events: events, output: output, job: keeper.Job{ID: "end-while-stopped"}, ranks: []agentRank{{path: "/bin/true", argv: []string{"true"}, dir: "/"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.signal(syscall.SIGSTOP, nil)
+	a.start()
+	a.stopForks()
+	select {
+	case e := <-events:
+		if e.kind != forksDone || e.started[0].pid != 0 {
+			t.Errorf("got %+v, want the end of forks without a rank", e)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the forking thread waits")
+	}
+	a.reap()
+	<-output.finish()
+	a.close()
+}
+
 // The two SIGINTs of a wrapper that signals gorun and its process group are one Ctrl-C.
 func TestTwoInterruptsAtOnceAreOne(t *testing.T) {
 	signals := make(chan os.Signal, 2)

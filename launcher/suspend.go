@@ -11,6 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// forkBound bounds the wait for a fork that is on its way when the ranks are to stop.
+const forkBound = time.Second
+
 // resumeSeen bounds the wait for the signal that has ended a stop of this process.
 const resumeSeen = time.Second
 
@@ -19,6 +22,11 @@ const resumeSeen = time.Second
 func (r *runner) suspend() {
 	if r.started {
 		r.toRanks(syscall.SIGSTOP, nil)
+		for _, h := range r.hosts {
+			if l, ok := h.(*localHost); ok {
+				l.agent.settled(forkBound) // a rank that runs and is not known yet would go on
+			}
+		}
 	}
 	agents := r.speaking.each((*remoteHost).pause)
 	goOn := r.dialing.hold()
