@@ -70,6 +70,7 @@ type windowOffer struct {
 	unable           bool   // no ability; text says why
 	failed           bool   // it could not be made ready; text says why
 	text             string // else what is wrong with the range
+	err              error  // with failed: this rank's own, which is not told
 }
 
 func (o windowOffer) encode() []byte {
@@ -102,6 +103,9 @@ func decodeWindowOffer(b []byte) (o windowOffer, err error) {
 func agreeWindow(offers []windowOffer) (able bool, err error) {
 	able = true
 	for r, o := range offers {
+		if o.failed && o.err != nil {
+			return false, fmt.Errorf("rank %d: %w", r, o.err)
+		}
 		if o.failed {
 			return false, fmt.Errorf("rank %d: %s", r, o.text)
 		}
@@ -129,7 +133,7 @@ func (c *Comm) window(ctx context.Context, r cuda.Range) (*SymmetricWindow, erro
 	} else if ok, why := c.WindowSupport(); !ok {
 		own.unable, own.text = true, why
 	} else if err := w.ready(); err != nil { // before the others rely on it
-		own.failed, own.text = true, err.Error()
+		own.failed, own.text, own.err = true, err.Error(), err
 	}
 	if r.Mem != nil {
 		own.memory = r.Mem.ID()
@@ -161,6 +165,7 @@ func (w *SymmetricWindow) make(ctx context.Context, own windowOffer) (able bool,
 			return false, fmt.Errorf("rank %d: %w", i, err)
 		}
 	}
+	w.parts[c.rank].err = own.err
 	if able, err = agreeWindow(w.parts); err != nil || !able {
 		return false, err
 	}
