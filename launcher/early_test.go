@@ -147,25 +147,36 @@ func TestEndBeforeWatch(t *testing.T) {
 
 // heldAgent is an agent of two ranks that end when they are told to.
 func heldAgent(t *testing.T, dir string, onFork func(rank int)) (a *agent, events chan agentEvent, end func()) {
+	cfg := agentConfig{job: keeper.Job{ID: "end-before-watch"}, onFork: onFork}
+	for rank := range 2 {
+		script := fmt.Sprintf("echo $$ >tmp.%d; mv tmp.%[1]d pid.%[1]d; until [ -e end.%[1]d ]; do sleep 0.01; done", rank)
+		cfg.ranks = append(cfg.ranks, agentRank{rank: rank, path: "/bin/sh", argv: []string{"sh", "-c", script}, dir: dir, env: os.Environ()})
+	}
+	return testAgent(t, cfg)
+}
+
+// testAgent is an agent of ranks without input, whose output goes nowhere. end is for when they have ended.
+func testAgent(t *testing.T, cfg agentConfig) (a *agent, events chan agentEvent, end func()) {
+	t.Helper()
 	null, err := os.Open("/dev/null")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { null.Close() })
-	output, err := newOutputs(outputConfig{stdout: &sink{}, stderr: &sink{}}, 2, nil)
+	for i := range cfg.ranks {
+		cfg.ranks[i].stdin = int(null.Fd())
+	}
+	output, err := newOutputs(outputConfig{stdout: &sink{}, stderr: &sink{}}, len(cfg.ranks), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	events = make(chan agentEvent, eventRoom(2, 1))
-	cfg := agentConfig{events: events, output: output, job: keeper.Job{ID: "end-before-watch"}, onFork: onFork}
-	for rank := range 2 {
-		script := fmt.Sprintf("echo $$ >tmp.%d; mv tmp.%[1]d pid.%[1]d; until [ -e end.%[1]d ]; do sleep 0.01; done", rank)
-		cfg.ranks = append(cfg.ranks, agentRank{rank: rank, path: "/bin/sh", argv: []string{"sh", "-c", script}, dir: dir, stdin: int(null.Fd()), env: os.Environ()})
-	}
+	events = make(chan agentEvent, eventRoom(len(cfg.ranks), 1))
+	cfg.events, cfg.output = events, output
 	if a, err = newAgent(cfg); err != nil {
 		t.Fatal(err)
 	}
 	return a, events, func() {
+		a.stopForks() // where a test has failed
 		a.reap()
 		<-output.finish()
 		a.close()

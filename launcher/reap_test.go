@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gorun-dev/gorun/launcher/internal/keeper"
+	"github.com/gorun-dev/gorun/rankenv/citest"
 )
 
 // Who ends what ranks have left behind looks for it also when it has had to wait for the CPU until its time was over: with no time at all, children are
@@ -27,11 +28,11 @@ func TestKillChildrenLate(t *testing.T) {
 // A child that may not be killed, here of another user, is not waited for as one that is about to end, though it runs.
 func TestKillChildrenForeign(t *testing.T) {
 	if os.Getuid() != 0 {
-		t.Skip("needs root, for a process of another user")
+		citest.Lacking(t, "root, for a process of another user")
 	}
 	out, err := exec.Command(os.Args[0], "kill-foreign").CombinedOutput()
 	if strings.HasPrefix(string(out), "no other user: ") {
-		t.Skipf("%s", out)
+		citest.Lacking(t, "%s", out)
 	}
 	if err != nil || string(out) != "killed 0, left true\n" {
 		t.Errorf("%v: %s", err, out)
@@ -40,7 +41,7 @@ func TestKillChildrenForeign(t *testing.T) {
 
 func testKillForeign() {
 	const nobody = 65534
-	pid, err := syscall.ForkExec("/bin/sh", []string{"sh", "-c", "while :; do :; done"}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
+	pid, err := syscall.ForkExec("/bin/sh", []string{"sh", "-c", "ulimit -t 60; while :; do :; done"}, &syscall.ProcAttr{Files: []uintptr{0, 1, 2}})
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)

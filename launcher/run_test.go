@@ -355,22 +355,8 @@ func TestRankCannotBeWatched(t *testing.T) {
 
 // A rank runs before the agent knows its number: a signal that comes between is for it, too.
 func TestSignalWhileForking(t *testing.T) {
-	s := &sink{}
-	output, err := newOutputs(outputConfig{stdout: s, stderr: s}, 1, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	null, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	events := make(chan agentEvent, eventRoom(1, 1))
-	a, err := newAgent(agentConfig{events: events, output: output, job: keeper.Job{ID: "signal-while-forking"},
-		ranks: []agentRank{{path: "/bin/sleep", argv: []string{"sleep", "1000"}, dir: "/", stdin: int(null.Fd())}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, events, end := testAgent(t, agentConfig{job: keeper.Job{ID: "signal-while-forking"}, ranks: []agentRank{{path: "/bin/sleep", argv: []string{"sleep", "1000"}, dir: "/"}}})
+	defer end()
 	a.forking = 0
 	a.signal(syscall.SIGUSR1, nil)
 	a.start()
@@ -385,36 +371,20 @@ func TestSignalWhileForking(t *testing.T) {
 			a.signal(syscall.SIGKILL, nil)
 		}
 	}
-	a.reap()
-	<-output.finish()
-	a.close()
-	nothingLeft(t, "")
 }
 
 // A rank that is being started when the ranks stop stops with them, and none is started before they go on.
 func TestStopWhileForking(t *testing.T) {
-	output, err := newOutputs(outputConfig{stdout: &sink{}, stderr: &sink{}}, 2, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	null, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
 	forked, goOn := make(chan int, 2), make(chan struct{})
-	events := make(chan agentEvent, eventRoom(2, 1))
-	cfg := agentConfig{events: events, output: output, job: keeper.Job{ID: "stop-while-forking"}, onFork: func(rank int) {
+	cfg := agentConfig{job: keeper.Job{ID: "stop-while-forking"}, onFork: func(rank int) {
 		forked <- rank
 		<-goOn
 	}}
 	for rank := range 2 {
-		cfg.ranks = append(cfg.ranks, agentRank{rank: rank, path: "/bin/sleep", argv: []string{"sleep", "1000"}, dir: "/", stdin: int(null.Fd())})
+		cfg.ranks = append(cfg.ranks, agentRank{rank: rank, path: "/bin/sleep", argv: []string{"sleep", "1000"}, dir: "/"})
 	}
-	a, err := newAgent(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, events, end := testAgent(t, cfg)
+	defer end()
 	a.start()
 	<-forked // and is not known yet
 	a.signal(syscall.SIGSTOP, nil)
@@ -460,28 +430,21 @@ func TestStopWhileForking(t *testing.T) {
 	a.settled(20 * time.Second)
 	a.signal(syscall.SIGKILL, nil)
 	for ended := 0; ended < 2; {
-		if e := <-events; e.kind == rankExited {
-			ended++
+		select {
+		case e := <-events:
+			if e.kind == rankExited {
+				ended++
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("ranks do not end")
 		}
 	}
-	a.reap()
-	<-output.finish()
-	a.close()
-	nothingLeft(t, "")
 }
 
 // Ranks that are stopped before all are started can be ended.
 func TestEndWhileStopped(t *testing.T) {
-	s := &sink{}
-	output, err := newOutputs(outputConfig{stdout: s, stderr: s}, 1, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	events := make(chan agentEvent, eventRoom(1, 1))
-	a, err := newAgent(agentConfig{events: events, output: output, job: keeper.Job{ID: "end-while-stopped"}, ranks: []agentRank{{path: "/bin/true", argv: []string{"true"}, dir: "/"}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	a, events, end := testAgent(t, agentConfig{job: keeper.Job{ID: "end-while-stopped"}, ranks: []agentRank{{path: "/bin/true", argv: []string{"true"}, dir: "/"}}})
+	defer end()
 	a.signal(syscall.SIGSTOP, nil)
 	a.start()
 	a.stopForks()
@@ -493,9 +456,6 @@ func TestEndWhileStopped(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Error("the forking thread waits")
 	}
-	a.reap()
-	<-output.finish()
-	a.close()
 }
 
 // The two SIGINTs of a wrapper that signals gorun and its process group are one Ctrl-C.
