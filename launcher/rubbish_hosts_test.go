@@ -251,7 +251,7 @@ func TestHostsOddAndMany(t *testing.T) {
 		h := newHosts(t, 2, testhosts.Options{Shell: "/bin/bash", RC: "[ $(hostname) = h1 ] || sleep 6\n"})
 		j := newHostsJob(t, h, 1, "hostname")
 		begin := time.Now()
-		if got := j.run(); got != 0 || len(j.lines()) != 2 || !regexp.MustCompile(`^gorun: waiting for \d of 2 hosts: (h1, )?h2\n`).MatchString(strings.Join(j.slow, "")) {
+		if got := j.run(); got != 0 || len(j.lines()) != 2 || !regexp.MustCompile(`(?m)^gorun: waiting for \d of 2 hosts: (h1, )?h2$`).MatchString(strings.Join(j.slow, "")) {
 			t.Errorf("exit code %d, %s%s%s", got, j.out.String(), j.err.String(), j.slow)
 		}
 		t.Logf("%v: %s", time.Since(begin), j.err.String())
